@@ -30,7 +30,6 @@ from lambdanets.layers.projection import contiguous_gradient
 from lambdanets.models import create_model
 from lambdanets.models.mask_rcnn import mask_rcnn
 from lambdanets.text_tables import markdown_table
-from lambdanets.timing import summarize
 from lambdanets_lab.benchmark.measurement import (
     Candidate,
     Case,
@@ -46,6 +45,7 @@ from lambdanets_lab.benchmark.peers import Skipped, build_peer
 from lambdanets_lab.benchmark.reference import Error, Expected, compute_expected, reference_copy
 from lambdanets_lab.mixers.attention import GlobalAttention
 from lambdanets_lab.results import read_results, write_results
+from lambdanets_lab.timing import summarize
 
 CPU = torch.device("cpu")
 HEADS = 8

@@ -65,6 +65,7 @@ def test_help_shows_recipes_arguments_groups_and_defaults(results):
         "usage: lambdanets train [RECIPE] ",
         "  cifar10: ",
         "  nuclei_masks: ",
+        "    image_folder_50\n",
         "that all tasks have:\n",
         "--epochs EPOCHS",
     ):

@@ -9,7 +9,7 @@ import timm
 
 from lambdanets import cli
 from lambdanets.cli import evaluate
-from lambdanets.cli.training import report_errors
+from lambdanets.cli.train import report_errors
 from lambdanets.errors import InputError
 
 

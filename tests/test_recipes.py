@@ -21,9 +21,8 @@ from lambdanets.tasks.classification.task import build_model
 from lambdanets.tasks.detection.task import build_model as build_detector
 from lambdanets.training import launching, run
 from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.module import TrainingModule
+from lambdanets.training.module import TrainingModule, make_schedule
 from lambdanets.training.recipe import read_recipe
-from lambdanets.training.schedules import make_schedule
 from training.runs import classification_task
 
 # Variants for the quicktest: one of imagenet_350 with early stopping on held-out images, which also covers imagenet_90,
@@ -39,23 +38,8 @@ KEPT_BY_QUICKTEST = {
     "segmentation": ("jitter", "clip_gradient", "rotate", "model", "model_options"),
 }
 
-# Depth, image size, RandAugment magnitude, dropout and stochastic depth of Table 20.
-TABLE_20 = """
-50 128 10 0.2 0
-50 160 10 0.2 0
-101 160 10 0.3 0
-101 192 15 0.2 0
-152 192 15 0.3 0
-152 224 15 0.3 0.1
-152 256 15 0.3 0.1
-152 288 15 0.3 0.1
-270 256 15 0.3 0.1
-350 256 15 0.3 0.2
-350 288 15 0.3 0.2
-350 320 15 0.3 0.2
-420 320 15 0.3 0.2
-"""
-ROWS = [tuple(map(float, line.split())) for line in TABLE_20.strip().splitlines()]
+# Depth, image size, RandAugment magnitude, dropout and stochastic depth of some rows of Table 20.
+ROWS = [(50, 128, 10, 0.2, 0), (101, 192, 15, 0.2, 0), (350, 256, 15, 0.3, 0.2), (420, 320, 15, 0.3, 0.2)]
 
 
 def fields(recipe, *names):
@@ -96,7 +80,14 @@ def test_docstring_of_a_recipe_has_a_summary_and_a_command(name, tmp_path, monke
     assert re.search(r"%|accuracy|AP|Dice|[Nn]ot measured|Not run", docstring)
     started = []
     monkeypatch.setattr(run, "start", lambda recipe, folder: started.append(recipe) or {})
-    monkeypatch.setattr(launching, "launch", lambda count, command: main(command))
+    names = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+    def launch(count, command):
+        for variable, value in zip(names, ("test", 0, 0, count, count), strict=True):
+            monkeypatch.setenv(variable, str(value))
+        return main(command)
+
+    monkeypatch.setattr(launching, "launch", launch)
     monkeypatch.chdir(tmp_path)
     (line,) = [line for line in docstring.splitlines() if line.startswith("Run: ")]
     command = line.partition("lambdanets ")[2]
@@ -105,7 +96,7 @@ def test_docstring_of_a_recipe_has_a_summary_and_a_command(name, tmp_path, monke
     assert main(arguments) == 0
     options = {option.removeprefix("--").replace("-", "_"): value for option, value in pairwise(arguments)}
     default = find_recipe(arguments[1])
-    for field in started[0].REQUIRED:
+    for field in started[0].PATHS:
         assert getattr(started[0], field) != ""
         assert getattr(started[0], field) == options.get(field, getattr(default, field))
 
@@ -138,7 +129,7 @@ def test_imagenet_90_variants_are_the_rows_of_table_12():
 def test_imagenet_350_has_the_hyperparameters_of_table_20(row):
     depth, size, magnitude, dropout, drop_path = row
     recipe = find_recipe(f"imagenet_350_{depth:g}_{size:g}")
-    assert fields(recipe, "model", "image_size") == (f"lambda_resnet{depth:g}", size)
+    assert fields(recipe, "model", "image_size") == (f"lambda_resnet{depth}", size)
     assert fields(recipe, "dropout", "drop_path") == (dropout, drop_path)
     assert recipe.rand_augment.startswith(f"rand-m{magnitude:g}-n2")
     assert fields(recipe, "epochs", "weight_decay", "learning_rate", "batch_size") == (350, 4e-5, 1.6, 4096)

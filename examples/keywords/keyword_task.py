@@ -179,7 +179,7 @@ class KeywordTask(Task):
 
     @classmethod
     def quicktest(cls, recipe: KeywordRecipe, folder: Path) -> KeywordRecipe:
-        return replace(recipe, training_recordings=12)
+        return replace(super().quicktest(recipe, folder), training_recordings=12)
 
     def build(self, recipe: KeywordRecipe) -> nn.Module:
         model = KeywordSpotter.build(recipe, len(self.classes))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from lambdanets.provenance import provenance
 from lambdanets.records import write_json
-from lambdanets.timing import summarize, time_interleaved
+from lambdanets_lab.timing import summarize, time_interleaved
 
 K = TypeVar("K")
 

@@ -9,16 +9,11 @@ from __future__ import annotations
 import importlib
 import sys
 
-TYPE_CHECKING = False  # importing typing and importlib.abc would double the start-up time of the command line
+TYPE_CHECKING = False  # importing typing would double the start-up time of the command line
 if TYPE_CHECKING:
-    import importlib.abc
-    import importlib.machinery
     from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
     from types import ModuleType
-
-    Loader = importlib.abc.Loader
-else:
-    Loader = object
 
 
 def register_with_timm() -> None:
@@ -30,34 +25,25 @@ def register_with_timm() -> None:
 
 
 class _TimmFinder:
-    """Finds timm as usual, and replaces its loader by one that also registers this package's models."""
+    """Finds timm as usual, and lets its loader also register this package's models."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if fullname != "timm":
             return None
         # this finder remains until timm is loaded, since other code may ask for the spec without loading it
         finders = (finder for finder in sys.meta_path if finder is not self)
         spec = next((spec for finder in finders if (spec := finder.find_spec(fullname, path, target))), None)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _RegisteringLoader(spec.loader, self)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            execute(module)
+            importlib.import_module("lambdanets.models")
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]  # of this loader only
         return spec
-
-
-class _RegisteringLoader(Loader):
-    def __init__(self, loader: importlib.abc.Loader, finder: _TimmFinder) -> None:
-        self.loader, self.finder = loader, finder
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if self.finder in sys.meta_path:
-            sys.meta_path.remove(self.finder)
-        self.loader.exec_module(module)
-        # restore timm's own loader, because other code may read timm's files through it
-        module.__loader__ = self.loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.loader
-        importlib.import_module("lambdanets.models")

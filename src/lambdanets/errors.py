@@ -48,11 +48,7 @@ class UnreadableError(InputError):
 
 def one_line(error: BaseException) -> str:
     """Return the message of an exception on one line without a final period, or the type's name if it is empty."""
-    try:
-        message = str(error)
-    except Exception:  # str() of a user's exception class may raise
-        message = ""
-    return " ".join(message.split()).rstrip(".") or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 class KernelWarning(UserWarning):
@@ -63,11 +59,24 @@ class RankZeroFailed(Exception):  # noqa: N818 - not an error of this process
     """Raised on the other ranks after rank 0 has reported an error, to make them exit without a message."""
 
 
-def is_user_fixable(error: OSError) -> bool:
-    """Whether a user can fix the error: it is about a file outside the installed packages, or is a machine error.
+def describe_failure(error: Exception) -> str | None:
+    """Describe an error that a user can fix in one line; None for a bug, which is shown with its traceback.
 
-    All others, such as a closed file descriptor or a missing file of a package, are bugs and are shown with traceback.
+    A user can fix an OSError of a file outside the installed packages or of the machine, but not a closed file
+    descriptor or a missing file of a package.
     """
+    if isinstance(error, OSError):
+        if not _is_user_fixable(error):
+            return None
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
+        return "a data loading worker was killed, probably because memory ran out; use fewer --workers"
+    if is_out_of_memory(error):
+        return "out of memory; free memory, or choose a smaller batch, model or image size"
+    return None
+
+
+def _is_user_fixable(error: OSError) -> bool:
     if error.errno in _MACHINE_ERRORS:
         return True
     if not isinstance(error.filename, str | bytes) or error.errno is None:
@@ -120,11 +129,3 @@ def is_out_of_memory(error: BaseException) -> bool:
         "Triton Error [CUDA]: out of memory",
     )
     return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
-
-
-KILLED_WORKER = "a data loading worker was killed, probably because memory ran out"
-
-
-def is_killed_worker(error: BaseException) -> bool:
-    """Whether the error is PyTorch's for a data loading worker that was killed."""
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker")

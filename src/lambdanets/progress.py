@@ -43,25 +43,25 @@ class Progress:
         self._started = time.monotonic()
         self._stopped = threading.Event()
         self._has_bar = bar
-        self._bar: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
-        on_terminal, is_nested = sys.stderr.isatty() and self.total is not None, bool(_running)
+        shows_lines = not sys.stderr.isatty() and not _running
+        shows_bar = sys.stderr.isatty() and self.total is not None and self._has_bar
         _running.append(self)
-        if on_terminal and self._has_bar:
-            self._bar = threading.Thread(target=self._show_bar, daemon=True)
-            self._bar.start()
-        elif not on_terminal and not is_nested:
-            threading.Thread(target=self._print_lines, daemon=True).start()
+        if shows_lines or shows_bar:
+            show = self._show_bar if shows_bar else self._print_lines
+            self._thread = threading.Thread(target=show, daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stopped.set()
         if self in _running:  # training may end it twice
             _running.remove(self)
-        if self._bar is not None:
-            self._bar.join()  # it removes the bar from the terminal
+        if self._thread is not None:
+            self._thread.join()  # it removes the bar from the terminal
 
     def update(self, count: int = 1) -> None:
         """Add `count` to the number of items done. Raises KeyboardInterrupt if a signal has arrived."""

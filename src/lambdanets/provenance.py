@@ -44,8 +44,9 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """Return the operating system, CPU, cores, PyTorch threads, and the GPU if there is one."""
-    cpuinfo = _read_lines(Path("/proc/cpuinfo"))
-    names = [line.split(":")[1].strip() for line in cpuinfo if line.startswith("model name")]
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {
         "system": platform.system(),
         "processor": names[0] if names else platform.processor() or platform.machine(),
@@ -53,7 +54,3 @@ def hardware() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-def _read_lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []

@@ -12,7 +12,7 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
 from lambdanets.training.module import TrainingModule
-from training.runs import assert_same_result, interrupted_run, load_weights, train_on_ranks
+from training.runs import load_weights, train_on_ranks
 
 # freezes batch norm in the last 4 of 9 steps, when the running statistics are close to those of the images
 FROZEN = {"freeze_batch_norm": 0.4, "batch_norm_momentum": 0.5, "learning_rate": 0.02}
@@ -52,15 +52,6 @@ def test_frozen_batch_norms_keep_their_statistics_and_train_their_weights(
     assert not torch.equal(recorded[-1][2], final_weights["bn1.weight"])
 
 
-def test_a_run_with_frozen_batch_norms_resumes_bit_identically(quick, tmp_path, monkeypatch):
-    recipe = replace(quick, **FROZEN, ema_decay=0.9)
-    run.start(recipe, tmp_path / "uninterrupted")
-    for step in (5, 7):
-        interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step)
-    run.resume(tmp_path / "interrupted")
-    assert_same_result(tmp_path / "uninterrupted", tmp_path / "interrupted")
-
-
 # one step of 16 images, without dropout, whose random numbers depend on the rank
 ONE_STEP = {"training_images": 16, "validation_share": 0.02, "batch_size": 16, "image_size": 8, "epochs": 1}
 
@@ -73,10 +64,9 @@ def final_statistics(folder):
 
 @pytest.mark.slow
 @pytest.mark.forks
-@pytest.mark.parametrize("ema_decay", [None, 0.5], ids=["weights", "EMA"])
-def test_running_statistics_do_not_depend_on_the_number_of_ranks(ema_decay, tmp_path):
+def test_running_statistics_do_not_depend_on_the_number_of_ranks(tmp_path):
     # a small learning rate, because training amplifies rounding
-    fields = ONE_STEP | {"training_images": 32, "micro_batch": 4, "ema_decay": ema_decay, "learning_rate": 1e-4}
+    fields = ONE_STEP | {"training_images": 32, "micro_batch": 4, "ema_decay": 0.5, "learning_rate": 1e-4}
     recipe = replace(DIGITS, **fields)
     run.start(recipe, tmp_path / "one")
     assert train_on_ranks(recipe, tmp_path / "two", 2) == [0, 0]

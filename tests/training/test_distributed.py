@@ -23,10 +23,10 @@ from lambdanets.cli import main
 from lambdanets.data.batches import BatchSlice
 from lambdanets.data.datasets import open_splits
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets.tasks.classification.task import build_model, make_batches
 from lambdanets.training import launching, run
 from lambdanets.training.module import TrainingModule
+from lambdanets.training.recipe import read_recipe
 from training.runs import assert_same_result, at_step, classification_task, run_on_two_ranks, train_on_ranks
 
 RECIPE = replace(DIGITS, model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
@@ -38,7 +38,6 @@ def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
     model = build_model(RECIPE, 10).double()
     module = TrainingModule(classification_task(RECIPE, model), RECIPE, 1, batch_slice)
     model.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
-    module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             norm.eval()
@@ -61,9 +60,8 @@ class _Step(nn.Module):
         return self._training_step(batch, 0)["loss"]
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_two_ranks_have_the_same_gradients_as_one_rank(accumulation_steps, tmp_path):
-    actual, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, accumulation_steps)), tmp_path)
+def test_two_ranks_have_the_same_gradients_as_one_rank(tmp_path):
+    actual, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, accumulation_steps=2)), tmp_path)
     expected = gradients(BatchSlice())
     largest = max(gradient.abs().max() for gradient in expected)
     for on_one_rank, on_two_ranks in zip(expected, actual, strict=True):
@@ -139,7 +137,7 @@ def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path):
     shutil.copytree(uninterrupted, folder)
     for name in ("result.json", "weights.safetensors"):
         (folder / name).unlink()
-    recipe = ClassificationRecipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
+    recipe = read_recipe(folder / "recipe.json")
     content = torch.load(folder / "checkpoints/before.ckpt", weights_only=True)
     assert 0 < content["global_step"] < STEPS
     (folder / "checkpoints/before.ckpt").replace(folder / "checkpoints/last.ckpt")
@@ -246,7 +244,7 @@ def test_two_ranks_resume_bit_identically_after_sigterm(uninterrupted, tmp_path,
     assert "Traceback" not in output, output[-2000:]
     content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
     assert content["global_step"] < STEPS
-    recipe = ClassificationRecipe.from_json((folder / "recipe.json").read_bytes(), "recipe.json")
+    recipe = read_recipe(folder / "recipe.json")
     assert recipe.workers == 1
     assert train_on_ranks(recipe, folder, 2) == [0, 0]
     assert_same_result(uninterrupted, folder)

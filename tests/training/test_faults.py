@@ -20,15 +20,15 @@ from lambdanets.errors import InputError
 from lambdanets.models.weights import read_weights
 from lambdanets.tasks.classification import task
 from lambdanets.training import micro_batches, run
-from lambdanets.training.curves import draw_curves
 from lambdanets.training.module import TrainingModule
+from lambdanets.training.recipe import write_recipe
 from noise_images import write_two_classes
 from training.runs import SEED, assert_same_result, at_step, interrupted_run, quick_recipe
 
 
 def make_recipe(images):
     """A recipe of two epochs of three steps, with dropout and stochastic depth."""
-    return replace(quick_recipe(images), epochs=2, flip=0.0, rand_augment=None)
+    return replace(quick_recipe(images), epochs=2, flip=0.0, rand_augment=None, precision="32-true")
 
 
 @pytest.fixture
@@ -50,7 +50,6 @@ def replace_top1(patch):
 
     def on_validation_epoch_end(self):
         self.validation_metrics = {"loss": 1.0, "top1": top1_by_epoch[self.current_epoch]}
-        self.log("top1", top1_by_epoch[self.current_epoch], logger=False)
 
     patch.setattr(TrainingModule, "on_validation_epoch_end", on_validation_epoch_end)
 
@@ -145,7 +144,7 @@ def test_error_for_two_damaged_checkpoints_says_which_file_to_remove(small, tmp_
 def test_error_for_another_recipe_names_the_fields_that_differ(small, changes, message, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "recipe.json").write_text(replace(small, precision="32-true").to_json())
+    write_recipe(small, folder / "recipe.json")
     with pytest.raises(InputError, match=message):
         run.start(replace(small, **changes), folder)
     assert [path.name for path in folder.iterdir()] == ["recipe.json"]
@@ -211,13 +210,6 @@ def replace_layer(monkeypatch, layer):
     monkeypatch.setattr(task, "build_model", build_model)
 
 
-def test_nan_loss_error_names_the_module(small, tmp_path, monkeypatch):
-    replace_layer(monkeypatch, NaN())
-    message = r"the loss became nan at step 0; the first module .* is layer2\.0\.act2 \("
-    with pytest.raises(InputError, match=message):
-        run.start(small, tmp_path / "run")
-
-
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_nan_loss_is_recomputed_with_the_same_seed_and_autocast(small, precision, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "check_precision", lambda precision: None)
@@ -228,12 +220,9 @@ def test_nan_loss_is_recomputed_with_the_same_seed_and_autocast(small, precision
 
 
 @pytest.mark.parametrize("micro_batch", [6, 3])
-def test_nan_gradient_error_names_the_module_and_parameter(small, micro_batch, tmp_path, monkeypatch):
+def test_nan_gradient_error_names_the_module(small, micro_batch, tmp_path, monkeypatch):
     replace_layer(monkeypatch, NaNGradient())
-    message = (
-        r"gradient became inf or nan at step 0; the first module .* is layer2\.0\.act2 \(NaNGradient\); "
-        r"the parameter nearest .* is layer2\.0\.bn2\.bias"
-    )
+    message = r"gradient became inf or nan at step 0; the first module .* is layer2\.0\.bn2 \(.*; lower"
     with pytest.raises(InputError, match=message):
         run.start(replace(small, drop_path=0.0, micro_batch=micro_batch), tmp_path / "run")
 
@@ -256,38 +245,21 @@ def test_micro_batches_are_halved_to_fit_into_memory(small, tmp_path, monkeypatc
     assert "a micro-batch of 6 images does not fit into memory: using 3" in capsys.readouterr().err
 
 
-def simulate_full_disk(monkeypatch):
-    """Make every write fail."""
-
-    def fsync(descriptor):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", fsync)
-
-
 def test_metrics_csv_is_intact_if_resuming_fails_to_rewrite_it(small, small_run, tmp_path, monkeypatch):
     folder = interrupted_run(replace(small, checkpoint_every=1), tmp_path / "run", monkeypatch, step=5)
     csv_before = (folder / "metrics.csv").read_text() + "9,9,train,1.0,1.0\n"  # a step after the checkpoint
     (folder / "metrics.csv").write_text(csv_before)
+
+    def fsync(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     with monkeypatch.context() as patch:
-        simulate_full_disk(patch)
+        patch.setattr(os, "fsync", fsync)
         with pytest.raises(OSError, match="No space left"):
             run.resume(folder)
     assert (folder / "metrics.csv").read_text() == csv_before
     run.resume(folder)
     assert_same_result(small_run, folder)
-
-
-def test_curves_png_is_intact_if_drawing_it_again_fails(tmp_path, monkeypatch):
-    path = tmp_path / "curves.png"
-    panels = [("loss", ["loss"]), ("top-1", ["top1"])]
-    draw_curves([[10, 1, "train", 0.5, 0.5]], ["loss", "top1"], panels, path)
-    png_before = path.read_bytes()
-    simulate_full_disk(monkeypatch)
-    with pytest.raises(OSError, match="No space left"):
-        draw_curves([[20, 1, "train", 0.25, 0.75]], ["loss", "top1"], panels, path)
-    assert path.read_bytes() == png_before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(("cache", "micro_batch"), [(2**30, 6), (6 * 2**20, 3)])
@@ -305,7 +277,7 @@ def test_micro_batch_in_recipe_json_is_not_halved_for_page_cache(small, cache, m
 def run_train_command(recipe, folder):
     """Start a run of the recipe with `lambdanets train`, and return the exit code."""
     folder.mkdir()
-    (folder / "recipe.json").write_text(recipe.to_json())
+    write_recipe(recipe, folder / "recipe.json")
     return main(["train", "--resume", str(folder)])
 
 
@@ -315,7 +287,7 @@ def test_out_of_memory_in_a_step_suggests_a_smaller_micro_batch(small, tmp_path,
 
     at_step(monkeypatch, 1, raise_out_of_memory)
     assert run_train_command(small, tmp_path / "run") == 2
-    assert "lambdanets: out of memory; run the same command with a smaller --micro-batch" in capsys.readouterr().err
+    assert "lambdanets: out of memory; free memory, or choose a smaller batch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
@@ -344,12 +316,3 @@ def test_run_whose_worker_is_killed_resumes_bit_identically(small, small_run, tm
     assert "Traceback" not in error
     assert main(["train", "--resume", str(tmp_path / "run")]) == 0
     assert_same_result(small_run, tmp_path / "run")
-
-
-def test_resuming_writes_the_new_data_path_into_recipe_json(small, two_classes, tmp_path, monkeypatch):
-    small = replace(small, epochs=1)
-    interrupted_run(small, tmp_path / "run", monkeypatch, 2)
-    moved = tmp_path / "moved"
-    shutil.copytree(two_classes, moved)
-    run.start(replace(small, data=str(moved)), tmp_path / "run")
-    assert json.loads((tmp_path / "run/recipe.json").read_text())["data"] == str(moved)

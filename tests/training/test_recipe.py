@@ -12,7 +12,7 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.recipes.scattered_digits import recipe as DETECTOR
 from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets.tasks.detection.recipe import DetectionRecipe
-from lambdanets.training.recipe import read_recipe
+from lambdanets.training.recipe import read_recipe, write_recipe
 from lambdanets.training.run import resolve_recipe
 
 IMPORT = "from lambdanets.tasks.classification.recipe import ClassificationRecipe\nrecipe = "
@@ -21,19 +21,11 @@ IMPORT = "from lambdanets.tasks.classification.recipe import ClassificationRecip
 @pytest.mark.parametrize("recipe", [DIGITS, DETECTOR, SEGMENTER], ids=lambda recipe: recipe.task)
 def test_recipe_json_round_trip(recipe, tmp_path):
     recipe = replace(recipe, model_options={"scope": 7}, mean=[*recipe.mean], clip_gradient=1)
-    (tmp_path / "recipe.json").write_text(recipe.to_json())
+    write_recipe(recipe, tmp_path / "recipe.json")
     assert read_recipe(tmp_path / "recipe.json") == recipe
     other_class = DetectionRecipe if recipe.task == "classification" else ClassificationRecipe
     with pytest.raises(InputError, match=f"here must be a {other_class.task} recipe, got a {recipe.task} recipe"):
-        other_class.from_json(recipe.to_json().encode(), "here")
-
-
-def test_recipe_without_a_task_is_for_classification(tmp_path):
-    # recipe.json was written without a task when classification was the only one
-    fields = json.loads(DIGITS.to_json())
-    del fields["task"]
-    (tmp_path / "recipe.json").write_text(json.dumps(fields))
-    assert read_recipe(tmp_path / "recipe.json") == DIGITS
+        other_class.from_fields(recipe.fields(), "here")
 
 
 @pytest.mark.parametrize("task", ["depth", ["detection"], None])
@@ -56,7 +48,6 @@ def test_find_recipe_accepts_a_python_file(tmp_path):
         (f"{IMPORT}ClassificationRecipe(epoch=3)", "no field 'epoch'; the nearest is epochs"),
         (f"{IMPORT}ClassificationRecipe(epochs='3')", "epochs must be a valid integer, got '3'"),
         (f"{IMPORT}ClassificationRecipe(", "SyntaxError"),
-        ("class Silent(Exception):\n    def __str__(self): raise TypeError\nraise Silent", r"cannot be run: Silent: "),
     ],
 )
 def test_error_in_a_recipe_file_is_reported(content, message, tmp_path):
@@ -69,16 +60,16 @@ def test_error_in_a_recipe_file_is_reported(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "run is not a valid recipe: "),
-        (b"[]", r"run is not a valid recipe: it must be an object, got \[\]"),
-        (b"{}", "run must have the field 'data'"),
-        (b'{"data": "digits", "model": "x", "epochs": "many"}', "run: epochs must be a valid integer, got 'many'"),
-        (b'{"epoch": 3}', "run: .* no field 'epoch'; the nearest is epochs"),
+        (b"{", "is not a valid recipe: "),
+        (b"[]", r"is not a valid recipe: it must be an object, got \[\]"),
+        (b'{"task": "detection", "epochs": "many"}', "recipe.json: epochs must be a valid integer, got 'many'"),
+        (b'{"task": "detection", "epoch": 3}', "recipe.json: .* no field 'epoch'; the nearest is epochs"),
     ],
 )
-def test_rejects_an_invalid_recipe_json(content, message):
+def test_rejects_an_invalid_recipe_json(content, message, tmp_path):
+    (tmp_path / "recipe.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        ClassificationRecipe.from_json(content, "run")
+        read_recipe(tmp_path / "recipe.json")
 
 
 INVALID = [
@@ -89,7 +80,7 @@ INVALID = [
     *(("optimizer", "lion"), ("flip", None), ("model_options", None), ("data", 7), ("seed", True), ("micro_batch", 0)),
 ]
 INVALID_DETECTION = [
-    *(("max_objects", 0), ("mask_layers", -1), ("anchor_scale", 0.0), ("flip", 1.5), ("compile", True)),
+    *(("max_objects", 0), ("mask_layers", -1), ("anchor_scale", 0.0), ("flip", 1.5)),
     *(("jitter", (2.0, 1.0)), ("std", (0.2, 0.0, 0.2)), ("levels", ()), ("levels", (1.5,)), ("aspect_ratios", ())),
     *(("aspect_ratios", (1.0, -1.0)), ("box_layers", (-1, 8)), ("box_layers", (0, 0)), ("mean", (0.5,))),
 ]

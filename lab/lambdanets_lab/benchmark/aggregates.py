@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lambdanets.timing import fit_exponent, summarize
 from lambdanets_lab.benchmark.layer import OURS
 from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.benchmark.model import PLAIN
+from lambdanets_lab.timing import fit_exponent, summarize
 
 Quantity = Callable[[Row], float | None]
 

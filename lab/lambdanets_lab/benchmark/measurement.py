@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.errors import is_out_of_memory
-from lambdanets.timing import is_noisy, time_interleaved
 from lambdanets_lab.benchmark.peak_memory import peak_bytes
 from lambdanets_lab.benchmark.peers import Skipped
 from lambdanets_lab.benchmark.reference import Error, Expected
+from lambdanets_lab.timing import is_noisy, time_interleaved
 
 NOT_REACHED = "not reached before the end"
 

@@ -6,7 +6,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from lambdanets.timing import summarize
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.aggregates import (
     Quantity,
@@ -20,6 +19,7 @@ from lambdanets_lab.benchmark.aggregates import (
 from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
 from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.plot_style import BASELINES, GRID, NEUTRAL, REFERENCE
+from lambdanets_lab.timing import summarize
 
 _LABELS = {CONVOLUTION: "3x3 convolution"}
 

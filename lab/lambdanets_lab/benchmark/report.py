@@ -11,12 +11,12 @@ from lambdanets.errors import InputError
 from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.text_tables import text_table
-from lambdanets.timing import MAX_EXTRA_PASSES, NOISY_RATIO, summarize
 from lambdanets_lab.benchmark.aggregates import ratios
 from lambdanets_lab.benchmark.kinds import KINDS, Kind
 from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
 from lambdanets_lab.benchmark.options import CommonOptions
 from lambdanets_lab.results import installed_version
+from lambdanets_lab.timing import MAX_EXTRA_PASSES, NOISY_RATIO, summarize
 
 RESULTS = "results.json"
 BASELINE_PACKAGES = ("lambda-networks", "pylocron")

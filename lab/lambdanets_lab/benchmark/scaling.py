@@ -14,13 +14,13 @@ from lambdanets.device import free_memory
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.choose import ALGORITHMS, choose
-from lambdanets.timing import summarize
 from lambdanets_lab.benchmark import attention
 from lambdanets_lab.benchmark.layer import check_memory_limit, select_candidates
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Row
 from lambdanets_lab.benchmark.options import Scaling
 from lambdanets_lab.benchmark.peers import Skipped
 from lambdanets_lab.benchmark.reference import TOLERANCE, Error, Expected
+from lambdanets_lab.timing import summarize
 
 ATTENTION = "sdpa"
 NAMES = [*ALGORITHMS, ATTENTION]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from lambdanets.cli.options import parse, program
-from lambdanets.cli.training import parse_with_recipe, report_errors
+from lambdanets.cli.train import parse_with_recipe, report_errors
 from lambdanets.errors import InputError
 from lambdanets.records import Seed, record
 from lambdanets.terminal import echo

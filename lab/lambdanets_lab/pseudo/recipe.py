@@ -15,7 +15,6 @@ class StudentRecipe(ClassificationRecipe):
 
     task: ClassVar[str] = "student"
     PATHS: ClassVar[tuple[str, ...]] = (*ClassificationRecipe.PATHS, "pseudo_labels", "pseudo_images")
-    REQUIRED: ClassVar[tuple[str, ...]] = (*ClassificationRecipe.REQUIRED, "pseudo_labels", "pseudo_images")
     CHANGEABLE: ClassVar[tuple[str, ...]] = (*ClassificationRecipe.CHANGEABLE, "pseudo_labels", "pseudo_images")
 
     pseudo_labels: str = ""

@@ -9,7 +9,6 @@ from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.files import open_regular
-from lambdanets.timing import summarize
 from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
 from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.benchmark.report import read_rows
@@ -17,6 +16,7 @@ from lambdanets_lab.benchmark.tables import baseline_row
 from lambdanets_lab.paper_models import PAPER_MODELS
 from lambdanets_lab.tables.paper import select_numbers
 from lambdanets_lab.tables.verdicts import CellValues
+from lambdanets_lab.timing import summarize
 
 # Column of the paper's Table 18, for batches of 1,024 images.
 LATENCY = "train step latency"

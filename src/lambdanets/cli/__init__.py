@@ -9,19 +9,9 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from lambdanets import __version__, signals
-from lambdanets.errors import (
-    KILLED_WORKER,
-    InputError,
-    RankZeroFailed,
-    explain_missing_extras,
-    is_killed_worker,
-    is_out_of_memory,
-    is_user_fixable,
-    nearest_hint,
-)
+from lambdanets.errors import InputError, RankZeroFailed, describe_failure, explain_missing_extras, nearest_hint
 from lambdanets.terminal import echo
 
 # Command -> line in the help. The function `main` in the module of the same name runs it.
@@ -45,12 +35,6 @@ COMMANDS = {
 _LAB_COMMANDS = {"explain", "demo", "export", "shard", "pseudo-label", "report", "compare", "tables", "benchmark"}
 # Command -> the extra with all optional dependencies of the command.
 _EXTRAS = {"benchmark": "bench", "demo": "demo"}
-# Groups of commands of the previous version, such as `detect train digits`, and the new names of their recipes.
-_GROUPS = {
-    "detect": {"digits": "scattered_digits"},
-    "segment": {"digits": "digit_masks", "nuclei": "nuclei_masks"},
-}
-_VERBS = ("train", "evaluate", "predict", "report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,8 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as by >&-; the next file that is opened would get its output
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -78,16 +60,10 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of standard output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (MemoryError, RuntimeError) as error:
-        if is_killed_worker(error):
-            return _fail(f"{KILLED_WORKER}; use fewer --workers")
-        if not is_out_of_memory(error):
+    except (OSError, MemoryError, RuntimeError) as error:
+        if (description := describe_failure(error)) is None:
             raise
-        return _fail("out of memory; free memory, or choose a smaller model or smaller images")
-    except OSError as error:
-        if not is_user_fixable(error):
-            raise
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
+        return _fail(description)
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -97,31 +73,12 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         echo(f"lambdanets {__version__}")
         return 0
-    arguments = _without_group(arguments)
     command = arguments[0]
     if command not in COMMANDS:
         known = [*COMMANDS, "--help", "--version"]
         raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest_hint(command, known)}")
     package = "lambdanets_lab" if command in _LAB_COMMANDS else "lambdanets"
     return importlib.import_module(f"{package}.cli.{command.replace('-', '_')}").main(arguments[1:])
-
-
-def _without_group(arguments: list[str]) -> list[str]:
-    """Translate a command of the previous version, such as `detect train digits`."""
-    group, *words = arguments
-    if group not in _GROUPS:
-        return arguments
-    if not words or words[0] not in _VERBS:
-        raise InputError(f"lambdanets {group} is now: lambdanets {' | '.join(_VERBS)}")
-    if words[0] == "train":
-        if not words[1:] or (words[1].startswith("-") and not any(word.startswith("--resume") for word in words)):
-            words.insert(1, "digits")  # the default; --resume has the recipe of the run
-        for old, new in _GROUPS[group].items():
-            if f"{words[1]}_".startswith(f"{old}_"):  # also a variant of the recipe
-                words[1] = new + words[1].removeprefix(old)
-                break
-    echo(f"lambdanets {group} {words[0]} is now: lambdanets {' '.join(words[:2])}", file=sys.stderr)
-    return words
 
 
 def _usage() -> list[str]:

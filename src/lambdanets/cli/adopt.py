@@ -1,5 +1,7 @@
 """`lambdanets adopt`."""
 
+import statistics
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,18 +93,23 @@ def _compare(networks: "Adopted", paths: list[Path]) -> None:
 
 
 def _time(networks: "Adopted", batch_size: PositiveInt, seconds: float) -> None:
-    """Print the time of a forward pass before and after, measured alternately."""
+    """Print the median time of a forward pass of the two networks, which are run in turn."""
     import torch
 
-    from lambdanets.timing import summarize, time_interleaved
-
     images = networks.random_images(batch_size)
-    original, adopted = networks.original.model, networks.adopted.model
-    runs = {"before": lambda: original(images), "after": lambda: adopted(images)}
-    samples: dict[str, list[float]] = {name: [] for name in runs}
-    wait = torch.cuda.synchronize if images.is_cuda else lambda: None
+    models = (networks.original.model, networks.adopted.model)
+    times: list[list[float]] = [[], []]
     with torch.inference_mode():
-        time_interleaved(runs, samples, repeats=20, seconds=seconds, synchronize=wait)
-    before, after = (1e3 * summarize(samples[name]).median for name in runs)
-    times = f"{before:.0f} ms before, {after:.0f} ms after, {before / after:.2f} times as fast"
-    echo(f"forward pass of {batch_size} images: {times}")
+        for model in models:
+            model(images)  # warm-up
+        deadline = time.perf_counter() + 2 * seconds
+        while not times[1] or time.perf_counter() < deadline:
+            for model, measured in zip(models, times, strict=True):
+                start = time.perf_counter()
+                model(images)
+                if images.is_cuda:
+                    torch.cuda.synchronize()
+                measured.append(1e3 * (time.perf_counter() - start))
+    before, after = map(statistics.median, times)
+    ratio = f"{before:.0f} ms before, {after:.0f} ms after, {before / after:.2f} times as fast"
+    echo(f"forward pass of {batch_size} images: {ratio}")

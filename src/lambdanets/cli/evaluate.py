@@ -2,14 +2,14 @@
 
 import contextlib
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import PositiveInt
 
-from lambdanets.cli.options import POSITIONAL
+from lambdanets.cli.options import POSITIONAL, parse_for_model
 from lambdanets.cli.predict import report_unreadable
-from lambdanets.cli.task_options import ModelCommand
 from lambdanets.records import Workers, record
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
@@ -36,15 +36,15 @@ class EvaluateOptions:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets evaluate` and return its exit code."""
-    command = ModelCommand("evaluate", EvaluateOptions, DESCRIPTION)
-    options = command.parse(arguments)
+    parse = partial(parse_for_model, EvaluateOptions, arguments, command="evaluate", description=DESCRIPTION)
+    options = parse()[0]
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
         folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.inference.loading import load
 
     model = load(options.model, device=options.device)
-    evaluator = model.evaluator(**asdict(command.parse_for(model.card.task, arguments)))
+    evaluator = model.evaluator(**asdict(parse(task=model.card.task)[1]))
     echo(*evaluator.describe())
     with folder.open() if folder is not None else contextlib.nullcontext():
         evaluation = evaluator.evaluate(options.batch_size, options.workers)

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import first_error
+from lambdanets.registry import find, installed_tasks
 
 Options = TypeVar("Options")
 POSITIONAL = "positional"  # annotation of a field that is given without its name
@@ -69,6 +70,28 @@ def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, d
         own = {field.name: values[field.name] for field in dataclasses.fields(each) if field.name in values}
         records.append(each(**own) if isinstance(each, type) else dataclasses.replace(each, **own))
     return records
+
+
+def parse_for_model(
+    common: type[Any], arguments: Sequence[str], *, command: str, description: str, task: str | None = None
+) -> list[Any]:
+    """Parse arguments of a command on a trained model: the options in common, and those that its task adds.
+
+    common: record of the options in common, of which the first is the model. command: such as "predict"; the registry
+    has the options that each task adds as predict_options. task: that of the model; before it is read, which takes
+    seconds, None allows the options of all tasks.
+    """
+    kinds = {name: find(getattr(entry, f"{command}_options")) for name, entry in installed_tasks().items()}
+    prog = f"lambdanets {command}"
+    if task is not None:
+        prog += f" with a {task} model"  # for errors
+    elif arguments and not arguments[0].startswith("-") and not {"-h", "--help"}.isdisjoint(arguments):
+        from lambdanets.inference.loading import read_model
+        from lambdanets.models.weights import find_weights
+
+        task = read_model(find_weights(arguments[0]))[1].task
+    chosen = dict.fromkeys(kinds.values()) if task is None else (kinds[task],)
+    return parse_all((common, *chosen), arguments, prog=prog, description=description)
 
 
 def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[str, tuple[str, Any]]) -> list[str]:

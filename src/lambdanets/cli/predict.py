@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from lambdanets.cli.options import POSITIONAL
-from lambdanets.cli.task_options import ModelCommand
+from lambdanets.cli.options import POSITIONAL, parse_for_model
 from lambdanets.errors import InputError
 from lambdanets.progress import track
 from lambdanets.records import record
@@ -55,8 +54,8 @@ class PredictOptions:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
-    command = ModelCommand("predict", PredictOptions, DESCRIPTION)
-    options = command.parse(arguments)
+    parse = partial(parse_for_model, PredictOptions, arguments, command="predict", description=DESCRIPTION)
+    options = parse()[0]
     if options.out is not None:
         check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
     if not options.images:
@@ -69,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
     weights = find_weights(options.model)
     predictor = load(weights, device=options.device)
-    task_options = command.parse_for(predictor.card.task, arguments)
+    task_options = parse(task=predictor.card.task)[1]
     found = find_images(options.images, predictor.accepts)
     report_left_out(found)
     paths = found.paths

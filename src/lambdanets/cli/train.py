@@ -2,9 +2,11 @@
 
 import argparse
 import contextlib
-import os
 import shlex
+import sys
+import textwrap
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,20 +14,17 @@ from typing import Any, NamedTuple
 
 from pydantic import PositiveInt
 
-from lambdanets.cli.options import program
+from lambdanets.cli.options import parse_all, program
 from lambdanets.cli.predict import report_unreadable
-from lambdanets.cli.training import parse_with_recipe, report_errors
-from lambdanets.errors import InputError, explain_missing_extras
+from lambdanets.errors import InputError, describe_failure, explain_missing_extras
 from lambdanets.files import RECIPE
 from lambdanets.progress import Progress
 from lambdanets.records import record
 from lambdanets.registry import TASKS
+from lambdanets.signals import uninterrupted
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
 from lambdanets.work import describe_differences
-
-# Environment variable that is set in the processes launched by --devices, which have the same arguments.
-LAUNCHED = "LAMBDANETS_LAUNCHED"
 
 
 @record
@@ -45,9 +44,8 @@ class TrainOptions:
 
 
 class TrainCommand(NamedTuple):
-    """A parsed command. arguments: those after `train`. name: name of the recipe."""
+    """A parsed command. name: name of the recipe."""
 
-    arguments: list[str]
     options: TrainOptions
     recipe: Any
     name: str
@@ -56,11 +54,28 @@ class TrainCommand(NamedTuple):
 def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     command = parse_train_command(arguments)
+    options = command.options
+    if options.dry_run and (given := [name for name in ("resume", "quicktest") if getattr(options, name)]):
+        raise InputError(f"--dry-run trains nothing; remove --{' and --'.join(given)}")
+    default = Path("runs") / f"{Path(command.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = options.resume or options.run or default
     with explain_missing_extras(TASKS[command.recipe.task].extra):
-        outcome = _dry_run(command) if command.options.dry_run else _train(command)
-    if isinstance(outcome, int):
-        return outcome
-    result, folder = outcome
+        from lambdanets.training.distributed import get_world, is_launched
+
+        if options.devices is not None and not is_launched():
+            from lambdanets.training import launching
+
+            run_option = ["--run", str(folder)] if folder == default else []
+            return launching.launch(options.devices, ["train", *arguments, *run_option])
+        world = get_world()
+        if options.devices not in (None, world.local_world_size):
+            raise InputError(f"devices must be {world.local_world_size}, as torchrun started, got {options.devices}")
+        if options.dry_run:
+            _dry_run(command.recipe, is_rank_zero=world.is_rank_zero)
+            return 0
+        if world.world_size > 1 and folder == default:
+            raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
+        result = _train(command, folder, world.world_size)
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
         echo(
@@ -69,7 +84,7 @@ def main(arguments: list[str]) -> int:
             f"{result['images_per_second']:.1f} images/s",
             f"weights: {folder / 'weights.safetensors'}",
             *(f"{file.stem.replace('_', ' ')}: {file}" for file in sorted(folder.glob("*.png"))),
-            *(["a quick test: scores of so few steps mean nothing"] if command.options.quicktest else []),
+            *(["a quick test: scores of so few steps mean nothing"] if options.quicktest else []),
             *result["summary"],
         )
     return 0
@@ -109,16 +124,47 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
         differing = describe_differences(*fixed)
         if differing and recipe is stored:  # otherwise the folder is rejected later
             raise InputError(f"{differing}, since --resume uses the run's own recipe; remove these options")
-    return TrainCommand(arguments, options, requested, name)
+    return TrainCommand(options, requested, name)
+
+
+def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **texts: str) -> list[Any]:
+    """Parse options of a command and of its recipe; model options are merged into those of the recipe.
+
+    If another model is given, options of the recipe that it does not have are dropped.
+    """
+    defaults = (options, replace(recipe, model_options={}))
+    parsed, changed = parse_all(defaults, arguments, **texts)
+    merged = _options_for(changed.model, recipe) | changed.model_options
+    return [parsed, replace(changed, model_options=merged)]
+
+
+def _options_for(model: str, recipe: TrainingRecipe) -> dict[str, Any]:
+    """Return the recipe's model options that a model has.
+
+    Options of a model of this package are dropped for others. The arguments of models of timm are not known, so timm
+    checks options from one of them for another.
+    """
+    if model == recipe.model or not recipe.model_options:
+        return recipe.model_options
+    from lambdanets.models.factory import constructor_arguments
+
+    known = constructor_arguments(model)
+    if not known and not constructor_arguments(recipe.model):
+        return recipe.model_options
+    return {name: value for name, value in recipe.model_options.items() if name in known}
 
 
 def _describe_recipes() -> str:
-    from lambdanets.recipes import list_recipes
+    from lambdanets.recipes import list_recipes, list_variants
 
     lines = ["Train a model. RECIPE is a recipe below or a Python file; digits by default, whose options are below."]
     for task in TASKS:
         if recipes := list_recipes(task):
-            lines += ["", f"{task}:", *(f"  {name}: {text}" for name, text in recipes.items())]
+            lines += ["", f"{task}:"]
+        for name, text in recipes.items():
+            lines.append(f"  {name}: {text}")
+            if variants := list_variants(name):
+                lines.append(textwrap.fill(", ".join(variants), 100, initial_indent="    ", subsequent_indent="    "))
     return "\n".join([*lines, "", "lambdanets train RECIPE --help lists the options of its task."])
 
 
@@ -133,66 +179,48 @@ def _stored_recipe(arguments: list[str]) -> TrainingRecipe | None:
     return None
 
 
-def _train(command: TrainCommand) -> tuple[dict[str, Any], Path] | int:
-    """Train. Returns the result (empty on ranks other than 0) and the run folder, or an exit code with --devices."""
-    options = command.options
+def _train(command: TrainCommand, folder: Path, world_size: int) -> dict[str, Any]:
+    """Train, and return the result; {} on ranks other than 0."""
     from lambdanets.training import run
-    from lambdanets.training.distributed import get_world
 
-    default = Path("runs") / f"{Path(command.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = options.resume or options.run or default
-    if get_world().world_size > 1 and options.resume is None and options.run is None:
-        raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
-    if options.devices is not None and LAUNCHED not in os.environ:
-        has_folder = options.run is not None or options.resume is not None
-        return _launch(options.devices, ["train", *command.arguments, *([] if has_folder else ["--run", str(folder)])])
-    recipe = command.recipe
+    options, recipe = command.options, command.recipe
     if options.quicktest:
         data = folder.absolute().with_name(f"{folder.absolute().name}-data")
-        if get_world().world_size > 1 or options.resume is not None:
+        if world_size > 1 or options.resume is not None:
             raise InputError("--quicktest needs a new run in one process; remove --quicktest")
         if folder.exists() and not data.exists():
             raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
-        from lambdanets.training.quicktest import quicktest_recipe
-
-        recipe = quicktest_recipe(recipe, data)
+        recipe = task_class(recipe).quicktest(recipe, data)
     file = f"{shlex.quote(command.name)} " if command.name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start
-        result = start(folder=folder, recipe=recipe)
-    return result, folder
+        return start(folder=folder, recipe=recipe)
 
 
-def _dry_run(command: TrainCommand) -> int:
-    options = command.options
-    given = [name for name in ("resume", "quicktest") if getattr(options, name)]
-    if given:
-        raise InputError(f"--dry-run trains nothing; remove --{' and --'.join(given)}")
-    if options.devices is not None and LAUNCHED not in os.environ:
-        return _launch(options.devices, ["train", *command.arguments])
-    from lambdanets.training.distributed import get_world
+def _dry_run(recipe: TrainingRecipe, *, is_rank_zero: bool) -> None:
     from lambdanets.training.dry_run import dry_run
 
     with Progress("timing"):
-        lines = dry_run(command.recipe)
-    if get_world().is_rank_zero:
+        lines = dry_run(recipe)
+    if is_rank_zero:
         echo(*lines)
-    return 0
 
 
-def _launch(devices: int, command: list[str]) -> int:
-    """Launch the command in one process per device."""
-    from lambdanets.training import launching
+@contextlib.contextmanager
+def report_errors(command: str, started: Path) -> Iterator[None]:
+    """Add the command that resumes training, if the file `started` exists, to errors that stop it."""
+    from lambdanets.training.callbacks import Interrupted
     from lambdanets.training.distributed import get_world
 
-    if get_world().world_size > 1:
-        raise InputError("--devices launches processes, which torchrun has done already; use one of them")
-    import torch
-
-    if torch.cuda.is_available() and devices > torch.cuda.device_count():
-        raise InputError(f"devices must be at most {torch.cuda.device_count()}, the number of GPUs, got {devices}")
-    os.environ[LAUNCHED] = "1"  # inherited by the launched processes, which train
     try:
-        return launching.launch(devices, command)
-    finally:
-        del os.environ[LAUNCHED]
+        with uninterrupted():
+            yield
+    except (Interrupted, KeyboardInterrupt):
+        if get_world().is_rank_zero:
+            echo(f"stopped{f'; resume with: {command}' if started.is_file() else ''}", file=sys.stderr)
+        raise KeyboardInterrupt from None
+    except (OSError, MemoryError, RuntimeError) as error:
+        if (description := describe_failure(error)) is None:
+            raise
+        advice = f"; once fixed, resume with: {command}" if started.is_file() else ""
+        raise InputError(f"{description}{advice}") from error

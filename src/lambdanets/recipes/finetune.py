@@ -17,6 +17,7 @@ recipe = replace(
     weights="",
     model="",
     epochs=20,
+    batch_size=16,
     learning_rate=0.01,
     warmup_epochs=1.0,
     weight_decay=4e-5,

@@ -2,10 +2,10 @@
 
 import timm.layers
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lambdanets.errors import InputError
-from lambdanets.training.distributed import all_reduce_tensor
 from lambdanets.training.recipe import TrainingRecipe
 
 
@@ -33,7 +33,9 @@ class StepStatistics:
 
     def finish(self) -> None:
         """Set the statistics to those of the step. Waits for the other ranks."""
-        sums = all_reduce_tensor(torch.cat([self._sum, self._sum.new_tensor([self._images])]))
+        sums = torch.cat([self._sum, self._sum.new_tensor([self._images])])
+        if dist.is_initialized():
+            dist.all_reduce(sums)
         if sums[-1]:
             self._write(sums[:-1] / sums[-1])
 

@@ -1,5 +1,6 @@
-"""Lightning callbacks: checkpoints, EMA, early stopping and signal handling."""
+"""Lightning callbacks: checkpoints, early stopping, EMA and signal handling."""
 
+import math
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +10,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.signals import check_signals, handled_signals
-from lambdanets.training.checkpoints import BEST
-from lambdanets.training.distributed import all_reduce_min, all_reduce_sum
+from lambdanets.training.distributed import all_gather_lists, all_reduce_sum
+from lambdanets.training.module import TrainingModule
 
 
 def ends_step(trainer: Trainer, batch_idx: int) -> bool:
@@ -77,34 +78,39 @@ class KeepLast(Callback):
         trainer.save_checkpoint(self.path)
 
 
-class KeepBest(ModelCheckpoint):
-    """Keeps best.ckpt, the checkpoint with the highest validation metric; the run folder may be moved or copied."""
+class KeepBest(Callback):
+    """Keeps best.ckpt, the checkpoint with the highest validation metric, and stops early.
 
-    def __init__(self, folder: Path, metric: str) -> None:
-        super().__init__(
-            folder,
-            Path(BEST).stem,
-            monitor=metric,
-            mode="max",
-            enable_version_counter=False,
-            auto_insert_metric_name=False,
-            save_on_train_epoch_end=False,  # save after validation, so that last.ckpt contains the best metric
-        )
-        self._path = str(Path(str(self.dirpath)) / BEST)
+    patience: epochs without improvement after which training stops, also at once if it is resumed later. None: never.
+    """
+
+    def __init__(self, path: Path, metric: str, patience: int | None) -> None:
+        self.path, self.metric, self.patience = path, metric, patience
+        self.best: float | None = None
+        self.epochs_without_improvement = 0
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._stop_early(trainer)
+
+    def on_validation_end(self, trainer: Trainer, module: TrainingModule) -> None:
+        value = module.validation_metrics[self.metric]
+        value = -math.inf if math.isnan(value) else value  # no image has objects
+        if self.best is None or value > self.best:
+            self.best, self.epochs_without_improvement = value, 0
+            trainer.save_checkpoint(self.path)
+        else:
+            self.epochs_without_improvement += 1
+        self._stop_early(trainer)
+
+    def _stop_early(self, trainer: Trainer) -> None:
+        if self.patience is not None and self.epochs_without_improvement >= self.patience:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "epochs_without_improvement": self.epochs_without_improvement}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # If the folder has changed, Lightning drops best_k_models, and the next epoch would become the best
-        best_k_models = dict.fromkeys([self._path] if state["best_k_models"] else [], state["best_model_score"])
-        best_path = self._path if best_k_models else ""
-        super().load_state_dict(
-            state
-            | {
-                "dirpath": self.dirpath,
-                "best_model_path": best_path,
-                "kth_best_model_path": best_path,
-                "best_k_models": best_k_models,
-            }
-        )
+        self.best, self.epochs_without_improvement = state["best"], state["epochs_without_improvement"]
 
 
 class EMA(WeightAveraging):
@@ -136,18 +142,6 @@ class EMA(WeightAveraging):
     def copy_to(self, module: LightningModule) -> None:
         """Copy the EMA weights into the model. Also works if this process resumed a run that had finished training."""
         self._copy_average_to_current(module)
-
-
-class StopEarly(EarlyStopping):
-    """Stops after `patience` epochs without improvement of the metric. If resumed later, the run stops immediately."""
-
-    def __init__(self, metric: str, patience: int) -> None:
-        # check after validation, so that last.ckpt contains the state
-        super().__init__(metric, mode="max", patience=patience, check_on_train_epoch_end=False)
-
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if self.wait_count >= self.patience:
-            trainer.should_stop = True
 
 
 class Interrupted(Exception):  # noqa: N818
@@ -203,7 +197,7 @@ class StopOnSignal(Callback):
             raise Interrupted
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._common_batches = all_reduce_min(int(trainer.num_val_batches[0]))  # ranks may have one more
+        self._common_batches = min(all_gather_lists([int(trainer.num_val_batches[0])]))  # ranks may have one more
 
     def on_validation_batch_end(
         self,

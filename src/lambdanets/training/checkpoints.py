@@ -70,8 +70,8 @@ def _advice(path: Path) -> str:
 
 def check_resumable(
     path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...], fingerprint: str
-) -> int:
-    """Load a checkpoint's weights into the model and return its step.
+) -> None:
+    """Load a checkpoint's weights into the model.
 
     Raises InputError unless the checkpoint is from a run of this recipe on data with these classes
     and this fingerprint. The recipe's `CHANGEABLE` fields may differ.
@@ -82,7 +82,7 @@ def check_resumable(
         if "fit_loop" not in state["loops"]:
             raise KeyError
         saved_fingerprint = state["callbacks"]["KeepLast"]["data"]
-        content, step = read_card(path, state), int(state["global_step"])
+        content = read_card(path, state)
         saved = type(recipe).from_fields(content.recipe, str(path))
     except InputError as error:
         raise InputError(f"{error}; {advice}") from error
@@ -95,4 +95,3 @@ def check_resumable(
     if saved_fingerprint != fingerprint:
         raise InputError("the data has changed since the run started (images, file names or classes); start a new run")
     load_tensors(model, tensors, str(path))
-    return step

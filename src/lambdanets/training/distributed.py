@@ -38,19 +38,19 @@ class World:
     local_world_size: int = 1
 
     @property
-    def num_nodes(self) -> int:
-        """Number of nodes. All nodes have the same number of processes."""
-        return self.world_size // self.local_world_size
-
-    @property
     def is_rank_zero(self) -> bool:
         """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
 
+def is_launched() -> bool:
+    """Whether this process is a rank that torchrun, or `lambdanets train --devices`, has started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def get_world() -> World:
     """Return rank and world size from torchrun's environment variables, or those of a single process."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if not is_launched():
         return World()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     return World(*(int(os.environ[name]) for name in names))
@@ -153,15 +153,6 @@ def all_reduce_sum(*numbers: float) -> list[float]:
     return sums.tolist()
 
 
-def all_reduce_min(number: int) -> int:
-    """Return the minimum of a number over all ranks."""
-    if not dist.is_initialized():
-        return number
-    smallest = torch.tensor(number)
-    dist.all_reduce(smallest, dist.ReduceOp.MIN)
-    return int(smallest)
-
-
 def all_gather_lists(items: list[Item]) -> list[Item]:
     """Return the lists of all ranks, concatenated in order of rank."""
     if not dist.is_initialized():
@@ -169,13 +160,6 @@ def all_gather_lists(items: list[Item]) -> list[Item]:
     lists: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(lists, items)
     return [item for rank_items in lists for item in rank_items]
-
-
-def all_reduce_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Replace a tensor by its sum over all ranks, and return it. The sums are bit-identical on all ranks."""
-    if dist.is_initialized():
-        dist.all_reduce(tensor)
-    return tensor
 
 
 def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:

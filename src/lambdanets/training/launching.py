@@ -5,9 +5,12 @@ import os
 import sys
 import uuid
 
+import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from lambdanets.errors import InputError
 
 INTERRUPTED = 130  # exit code
 
@@ -15,8 +18,12 @@ INTERRUPTED = 130  # exit code
 def launch(num_processes: int, arguments: list[str]) -> int:
     """Run `lambdanets` with these arguments in num_processes processes. Return 0 or the exit code of the first failure.
 
-    The failed process prints its own error.
+    The failed process prints its own error. Raises InputError if there are too few GPUs.
     """
+    if torch.cuda.is_available() and num_processes > torch.cuda.device_count():
+        raise InputError(
+            f"devices must be at most {torch.cuda.device_count()}, the number of GPUs, got {num_processes}"
+        )
     # otherwise each process would start one thread per core
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

@@ -10,22 +10,15 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from lambdanets.data.batches import BatchSlice, Sample
-from lambdanets.device import best_device, free_memory, has_fast_bfloat16
+from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.terminal import echo
-from lambdanets.training.distributed import World, all_reduce_min
-from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
+from lambdanets.training.distributed import World, all_gather_lists
+from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.task import Task
 
 AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-
-
-def resolve_precision(recipe: AnyRecipe) -> AnyRecipe:
-    """Resolve precision="auto": bf16-mixed on a GPU that supports bfloat16, otherwise 32-true."""
-    if recipe.precision != "auto":
-        return recipe
-    return replace(recipe, precision="bf16-mixed" if has_fast_bfloat16() else "32-true")
 
 
 class Trial:
@@ -42,9 +35,10 @@ class Trial:
         self._task.model = copy.deepcopy(task.model).to(device).train()
         self._parameters = list(self._task.model.parameters())
         weight_bytes = sum(parameter.nbytes for parameter in self._parameters)
-        num_states = OPTIMIZERS[recipe.optimizer].num_states + (recipe.ema_decay is not None)
+        num_states = (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema_decay is not None)
         self.fixed_bytes = (2 + num_states) * weight_bytes  # weights, gradients, optimizer states and EMA
-        self.reserved_bytes = (1 + num_states) * weight_bytes  # in addition to a step on a GPU
+        self._reserved_bytes = (1 + num_states) * weight_bytes  # in addition to a step on a GPU
+        self._bytes_per_image: float | None = None  # on a CPU, once it is counted
         # the smallest micro-batch: one image, or two if batch norm needs several values per channel
         self.smallest = 1 if self._task.num_images(self._batch(1)) else 2
 
@@ -76,6 +70,24 @@ class Trial:
         finally:
             for parameter in self._parameters:
                 parameter.grad = None
+
+    def fits(self, micro_batch: int, free: int) -> bool:
+        """Whether a step with a micro-batch fits into memory: on a CPU by counting, on a GPU by trying."""
+        fits = True
+        reserved = None
+        try:
+            if self.device.type == "cuda":
+                reserved = torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self.device)
+                self.step(micro_batch)
+            else:
+                if self._bytes_per_image is None:
+                    self._bytes_per_image = self.saved_bytes(self.smallest, free - self.fixed_bytes) / self.smallest
+                fits = self.fixed_bytes + self._bytes_per_image * micro_batch <= free
+        except _TooLargeError:
+            fits = False
+        del reserved
+        torch.cuda.empty_cache()  # here, because the exception had references to tensors
+        return fits
 
     def saved_bytes(self, batch_size: int, limit: int) -> int:
         """Return the bytes that autograd saves for the gradients of a batch. Stops the computation above `limit`."""
@@ -121,7 +133,7 @@ def with_micro_batch(task: Task, recipe: AnyRecipe, world: World) -> tuple[AnyRe
         raise InputError(f"micro_batch must be at least {smallest}, as batch norm needs, got {requested}")
     # ranks on one CPU share its memory
     free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
-    largest = all_reduce_min(largest_micro_batch(trial, requested, free))
+    largest = min(all_gather_lists([largest_micro_batch(trial, requested, free)]))
     if largest < requested and world.is_rank_zero:
         echo(f"a micro-batch of {requested} images does not fit into memory: using {largest}", file=sys.stderr)
     steps = accumulation_steps(max_images, min_images, largest, smallest)
@@ -155,33 +167,12 @@ def accumulation_steps(max_images: int, min_images: int, max_micro_batch: int, m
 
 def largest_micro_batch(trial: Trial, requested: int, free: int) -> int:
     """Return the requested micro-batch, halved until it fits: on a CPU into `free` bytes, on a GPU into its memory."""
-    micro_batch, smallest = requested, trial.smallest
-    try:
-        if trial.device.type == "cuda":
-            return _largest_on_gpu(trial, requested)
-        free_for_images = free - trial.fixed_bytes
-        per_image = trial.saved_bytes(smallest, free_for_images) / smallest
-    except _TooLargeError:
-        raise InputError(
-            f"training {trial.recipe.model} with a micro-batch of {smallest} needs more than the "
-            f"{free / 2**30:.1f} GiB of memory that are free; choose a smaller model or smaller images"
-        ) from None
-    while micro_batch > smallest and per_image * micro_batch > free_for_images:
+    micro_batch = requested
+    while not trial.fits(micro_batch, free):
+        if micro_batch <= trial.smallest:
+            raise InputError(
+                f"training {trial.recipe.model} with a micro-batch of {micro_batch} needs more than the "
+                f"{free / 2**30:.1f} GiB of memory that are free; choose a smaller model or smaller images"
+            )
         micro_batch = -(-micro_batch // 2)
     return micro_batch
-
-
-def _largest_on_gpu(trial: Trial, micro_batch: int) -> int:
-    reserved = torch.empty(trial.reserved_bytes, dtype=torch.uint8, device=trial.device)
-    while True:
-        try:
-            trial.step(micro_batch)
-        except _TooLargeError:
-            if micro_batch <= trial.smallest:
-                raise
-            micro_batch = -(-micro_batch // 2)
-        else:
-            del reserved
-            return micro_batch
-        finally:
-            torch.cuda.empty_cache()

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -16,14 +16,12 @@ from lambdanets.data.batches import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.training.batch_norm import StepStatistics, freeze_batch_norm
 from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
-from lambdanets.training.nonfinite import diagnose_gradient, diagnose_loss, first_nonfinite_gradient
+from lambdanets.training.nonfinite import diagnose
 from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
-from lambdanets.training.schedules import make_schedule
 from lambdanets.training.task import Task
 
 # The gradient scaler of 16-mixed halves its scale, initially 2**16, at each step with non-finite gradients.
 _MIN_GRADIENT_SCALE = 2.0**-10
-_STEPS_BETWEEN_SCALE_CHECKS = 20
 
 
 class TrainingModule(LightningModule):
@@ -96,9 +94,9 @@ class TrainingModule(LightningModule):
         # Gradients are averaged over ranks and micro-batches, but these may have different numbers of images.
         loss = sums["loss"] * (num_micro_batches / batch.step_images)
         if not self._is_finite(loss):
-            value = loss.item()
+            what = f"the loss became {loss.item()}"
             del sums, loss  # free the graph before the diagnosis builds another
-            self._raise_nonfinite_loss(batch, batch_idx, value)
+            self._raise_nonfinite(what, (batch, batch_idx))
         self._micro_batch = batch, batch_idx
         return {
             "loss": loss,
@@ -106,34 +104,18 @@ class TrainingModule(LightningModule):
             "sums": torch.stack([sums[name].detach() for name in self.task.TRAINING_METRICS]),
         }
 
-    def _raise_nonfinite_loss(self, batch: Any, batch_idx: int, loss: float) -> None:
-        reason = self._diagnose(batch, batch_idx, lambda compute: diagnose_loss(self.model, batch, compute))
-        raise InputError(
-            f"the loss became {loss} at step {self.global_step}; {reason}; lower learning_rate "
-            f"(now {self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
-        )
-
     def on_after_backward(self) -> None:
         micro_batch, self._micro_batch = self._micro_batch, None
         if self._statistics is not None:
             self._statistics.add(0 if micro_batch is None else self.task.num_images(micro_batch[0]))
             if self._ends_step:
                 self._statistics.finish()
-        if self.recipe.precision == "16-mixed" and not self._is_scale_exhausted():
-            return  # the gradient scaler skips this step and reduces its scale
+        if self.recipe.precision == "16-mixed":
+            return  # the gradient scaler skips steps with NaN or inf and reduces its scale
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if self._is_finite(torch.nn.utils.get_total_norm(gradients)):
-            return
-        name = first_nonfinite_gradient(self.model)
-        reason = "it comes from another rank, because no image of this rank was readable"
-        if micro_batch is not None:
+        if not self._is_finite(torch.nn.utils.get_total_norm(gradients)):
             self.model.zero_grad(set_to_none=True)
-            reason = self._diagnose(*micro_batch, lambda compute: diagnose_gradient(self.model, compute))
-        raise InputError(
-            f"the gradient became inf or nan at step {self.global_step}; {reason}; the parameter nearest to the "
-            f"loss with such a gradient is {name}; lower learning_rate (now {self.recipe.learning_rate}) or set "
-            "clip_gradient"
-        )
+            self._raise_nonfinite("the gradient became inf or nan", micro_batch)
 
     def _is_finite(self, value: Tensor) -> bool:
         """Whether a value is finite; on a GPU, which would have to wait, `check_finite` reports it."""
@@ -148,26 +130,29 @@ class TrainingModule(LightningModule):
         return self.device.type == "cpu"
 
     def check_finite(self) -> None:
-        """Raise InputError if a loss or gradient since the last call was not finite."""
-        if int(self._nonfinite):
+        """Raise InputError if a loss or gradient since the last call was not finite, or gradients at no scale are."""
+        plugin = self.trainer.precision_plugin
+        scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        if int(self._nonfinite) or (scaler is not None and scaler.get_scale() < _MIN_GRADIENT_SCALE):
             raise InputError(
                 f"the loss or a gradient became inf or nan before step {self.global_step}; lower "
                 f"learning_rate (now {self.recipe.learning_rate}) or set clip_gradient, and resume "
                 "from the last checkpoint; a run on the CPU names the layer"
             )
 
-    def _is_scale_exhausted(self) -> bool:
-        """Whether gradients stay non-finite at any scale. Checked rarely, because it waits for the GPU."""
-        plugin = self.trainer.precision_plugin
-        scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
-        if scaler is None or self.global_step % _STEPS_BETWEEN_SCALE_CHECKS:
-            return False
-        return float(scaler.get_scale()) < _MIN_GRADIENT_SCALE
+    def _raise_nonfinite(self, what: str, micro_batch: tuple[Any, int] | None) -> NoReturn:
+        raise InputError(
+            f"{what} at step {self.global_step}; {self._diagnose(micro_batch)}; lower learning_rate "
+            f"(now {self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
+        )
 
-    def _diagnose(self, batch: Any, batch_idx: int, diagnose: Callable[[Callable[[], Tensor]], str]) -> str:
-        """Call `diagnose` with a function that recomputes the loss of a micro-batch."""
+    def _diagnose(self, micro_batch: tuple[Any, int] | None) -> str:
+        """Return the cause of a non-finite loss or gradient as a clause, by computing the micro-batch again."""
+        if micro_batch is None:
+            return "it comes from another rank, because no image of this rank was readable"
         if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:  # it would wait for other ranks
             return "the module cannot be found with sync_batch_norm"
+        batch, batch_idx = micro_batch
 
         def compute() -> Tensor:
             self._seed(batch_idx)
@@ -175,7 +160,7 @@ class TrainingModule(LightningModule):
                 return self.task.losses(batch, self.recipe)["loss"] * (self._num_micro_batches / batch.step_images)
 
         with torch.compiler.set_stance("force_eager"):  # modules are not visible in compiled code
-            return diagnose(compute)
+            return diagnose(self.model, batch, compute)
 
     def on_validation_epoch_start(self) -> None:
         self._measures = []
@@ -188,9 +173,6 @@ class TrainingModule(LightningModule):
         self._measures = []
         scored = broadcast_from_rank_zero(lambda: self._score(measures))
         self.validation_metrics, self.validation_summary = scored
-        if self.validation_metrics:
-            best = self.task.BEST_METRIC
-            self.log(best, self.validation_metrics[best], logger=False)
 
     def _score(self, measures: list[Any]) -> tuple[dict[str, float], str]:
         if not measures:
@@ -202,11 +184,11 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe
-        entry = OPTIMIZERS[recipe.optimizer]
-        options = {"betas": (recipe.momentum, 0.999)} if entry.has_betas else {"momentum": recipe.momentum}
+        has_betas = recipe.optimizer == "adamw"
+        options = {"betas": (recipe.momentum, 0.999)} if has_betas else {"momentum": recipe.momentum}
         optimizer = create_optimizer_v2(
             self.model,
-            entry.timm_name,
+            OPTIMIZERS[recipe.optimizer],
             lr=recipe.learning_rate,
             weight_decay=recipe.weight_decay,
             param_group_fn=lambda model: param_groups_weight_decay(
@@ -232,3 +214,22 @@ def without_weight_decay(model: nn.Module) -> set[str]:
     """
     names_of_timm: Callable[[], Iterable[str]] = getattr(model, "no_weight_decay", set)  # a set, list or dict
     return {*names_of_timm()} | {name for name, _ in model.named_parameters() if name.endswith("table")}
+
+
+def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:
+    """Return the learning rate factor as a function of the step: a linear warm-up, then the recipe's schedule."""
+    warmup_steps = round(recipe.warmup_epochs * steps_per_epoch)
+    num_steps = recipe.epochs * steps_per_epoch
+
+    def cosine(step: int) -> float:
+        progress = (step - warmup_steps) / max(num_steps - warmup_steps, 1)
+        return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+    def staircase(step: int) -> float:
+        return recipe.decay ** int((step - warmup_steps) / (recipe.decay_epochs * steps_per_epoch))
+
+    def late_steps(step: int) -> float:
+        return 0.1 ** sum(step >= fraction * num_steps for fraction in (0.9, 0.95, 0.975))
+
+    schedule = {"cosine": cosine, "staircase": staircase, "late_steps": late_steps}[recipe.schedule]
+    return lambda step: (step + 1) / warmup_steps if step < warmup_steps else schedule(step)

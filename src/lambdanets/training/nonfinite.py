@@ -5,96 +5,48 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook
 
 
-def diagnose_loss(model: nn.Module, batch: object, compute_loss: Callable[[], Tensor]) -> str:
-    """Return the cause of a non-finite loss as a clause: a weight, an input image, or a module.
+def diagnose(model: nn.Module, batch: object, compute_loss: Callable[[], Tensor]) -> str:
+    """Return the cause of a non-finite loss or gradient as a clause: a weight, an input image, or a module.
 
-    compute_loss: recomputes the loss with the same batch, random state and autocast.
+    compute_loss: recomputes the loss with the same batch, random state and autocast. The gradients
+    stored in the model are not changed.
     """
-    for name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
         if not parameter.isfinite().all():
             return f"the parameter {name} contains NaN or inf"
     if not all(tensor.isfinite().all() for tensor in _tensors(batch)):
         return "an image of the batch contains NaN or inf"
-    with _Modules(model) as modules:
-        loss = compute_loss()
-    if loss.isfinite():
-        return "the loss was finite when recomputed, so the module is unknown"
-    return f"the first module with a non-finite output is {modules.first or 'the loss'}"
+    names = {module: f"{name or 'the model'} ({type(module).__name__})" for name, module in model.named_modules()}
+    outputs: list[str] = []  # modules with a non-finite output, and with a non-finite gradient of their output
+    gradients: list[str] = []
 
+    def check_gradient(name: str, gradient: Tensor) -> None:
+        if not gradient.isfinite().all():
+            gradients.append(name)
 
-def diagnose_gradient(model: nn.Module, compute_loss: Callable[[], Tensor]) -> str:
-    """Return, as a clause, the first module whose backward pass gives a non-finite gradient.
-
-    compute_loss: as in `diagnose_loss`. The gradients stored in the model are not changed.
-    """
-    with _Modules(model) as modules:
-        loss = compute_loss()
-    modules.first = None
-    torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-    if modules.first is None:
-        return "no gradient of an activation is non-finite; only those of weights, or their sum, are"
-    return f"the first module with a non-finite gradient is {modules.first}"
-
-
-def first_nonfinite_gradient(model: nn.Module) -> str | None:
-    """Return the name of the parameter nearest to the loss with a non-finite gradient, or None."""
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    # parameters are listed from input to output, and the backward pass reaches the last ones first
-    nonfinite = (name for name in reversed(gradients) if not gradients[name].isfinite().all())
-    return next(nonfinite, None)
-
-
-class _Modules:
-    """Watches the outputs of a model's modules and, in the backward pass, their gradients.
-
-    first: the first module in which NaN or inf were found. A gradient's module is the one that
-    read the tensor; for a tensor that no module read, it is the one that runs, or the loss.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.first: str | None = None
-        self._node: Node | None = None  # of the first tensor with such a gradient
-        self._names = {m: f"{name} ({type(m).__name__})" for name, m in model.named_modules() if name}
-        self._names[model] = "the model itself"
-        self._running = ["the loss"]
-
-    def __enter__(self) -> "_Modules":
-        self._handles = [
-            register_module_forward_pre_hook(self._before),
-            register_module_forward_hook(self._after, always_call=True),
-        ]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _before(self, module: nn.Module, inputs: object) -> None:
-        self._running.append(self._names.get(module, self._running[-1]))
-        self._watch_gradients(inputs)
-
-    def _after(self, module: nn.Module, inputs: object, outputs: object) -> None:
-        name = self._running.pop()
-        if not all(tensor.isfinite().all() for tensor in _tensors(outputs)):
-            self.first = self.first or name
-        self._watch_gradients(outputs)
-
-    def _watch_gradients(self, values: object) -> None:
-        for tensor in _tensors(values):
+    def check_output(module: nn.Module, inputs: object, output: object) -> None:
+        for tensor in _tensors(output) if module in names else ():
+            if not tensor.isfinite().all():
+                outputs.append(names[module])
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._check, tensor.grad_fn, self._running[-1]))
+                tensor.register_hook(partial(check_gradient, names[module]))
 
-    def _check(self, node: Node | None, name: str, gradient: Tensor) -> None:
-        # hooks of one tensor run in the order of registration: its innermost reader is the last
-        if (self.first is None or node is self._node) and not gradient.isfinite().all():
-            self.first, self._node = name, node
+    # inner modules call it before outer ones
+    handle = register_module_forward_hook(check_output)
+    try:
+        loss = compute_loss()
+    finally:
+        handle.remove()
+    if not loss.isfinite():
+        return f"the first module with a non-finite output is {outputs[0] if outputs else 'the loss'}"
+    torch.autograd.grad(loss, [p for p in parameters.values() if p.requires_grad], allow_unused=True)
+    if not gradients:
+        return "recomputed, no output or gradient of a module is non-finite; that of a weight, or a sum, may be"
+    return f"the first module with a non-finite gradient of its output is {gradients[0]}; what follows it is the cause"
 
 
 def _tensors(value: object) -> Iterator[Tensor]:

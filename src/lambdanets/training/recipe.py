@@ -1,16 +1,24 @@
 """The hyperparameters that all tasks have, to which each adds its own; and recipes of any task in JSON files."""
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lambdanets.errors import InputError
 from lambdanets.inference.architecture import Architecture
-from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error
+from lambdanets.records import (
+    Count,
+    Decay,
+    Seed,
+    Workers,
+    parse_json,
+    record,
+    reraise_as_input_error,
+    write_json,
+)
 from lambdanets.registry import TASKS, find, installed_tasks
 
 if TYPE_CHECKING:
@@ -19,24 +27,12 @@ if TYPE_CHECKING:
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]  # keys of OPTIMIZERS
-Schedule = Literal["cosine", "staircase", "late_steps"]  # keys of SCHEDULES in schedules.py
+Schedule = Literal["cosine", "staircase", "late_steps"]  # of make_schedule in module.py
 NonNegative = Annotated[float, Field(ge=0, le=1e30)]  # larger ones overflow in float32
 
 
-class OptimizerEntry(NamedTuple):
-    """An optimizer of timm. has_betas: whether momentum is the first beta. num_states: values stored per parameter."""
-
-    timm_name: str
-    has_betas: bool
-    num_states: int
-
-
-# In timm, "sgd" uses Nesterov momentum and "momentum" does not; "rmsprop" is PyTorch's, "rmsproptf" TensorFlow's.
-OPTIMIZERS = {
-    "sgd": OptimizerEntry("momentum", has_betas=False, num_states=1),
-    "rmsprop": OptimizerEntry("rmsproptf", has_betas=False, num_states=2),
-    "adamw": OptimizerEntry("adamw", has_betas=True, num_states=2),
-}
+# Names in timm: its "sgd" has Nesterov momentum and "momentum" has not; its "rmsprop" is PyTorch's, not TensorFlow's.
+OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
 
 
 @record
@@ -44,9 +40,8 @@ class TrainingRecipe(Architecture):
     """Hyperparameters that all tasks have."""
 
     task: ClassVar[str]
-    # fields that are paths or URLs; if a field in REQUIRED is "" in the recipe, the user must set it
+    # fields that are paths or URLs; those that are "" in the recipe, the user must set
     PATHS: ClassVar[tuple[str, ...]] = ("data", "weights")
-    REQUIRED: ClassVar[tuple[str, ...]] = PATHS
     # fields that may be changed when a run is resumed, because they do not change the result except for rounding
     CHANGEABLE: ClassVar[tuple[str, ...]] = (
         "weights",
@@ -54,7 +49,6 @@ class TrainingRecipe(Architecture):
         "checkpoint_every",
         "max_unreadable",
         "micro_batch",
-        "compile",
     )
 
     data: str = ""
@@ -95,8 +89,6 @@ class TrainingRecipe(Architecture):
     """Synchronize batch norm across GPUs."""
     precision: Precision = "auto"
     """32-true: float32; bf16-mixed, 16-mixed: autocast; auto: bf16-mixed on GPUs that support it, otherwise 32-true."""
-    compile: bool = False
-    """Compile the model with torch.compile."""
     seed: Seed = 0
     """Random seed for initialization, data splits, data order and augmentation."""
     workers: Workers = 0
@@ -120,33 +112,17 @@ class TrainingRecipe(Architecture):
         """Return a dict of the task and all fields."""
         return {"task": self.task} | dataclasses.asdict(self)
 
-    def to_json(self) -> str:
-        """Return the task and all fields as JSON, which `from_json` reads."""
-        return json.dumps(self.fields(), indent=2)
-
-    @classmethod
-    def from_json(cls, content: bytes, source: str) -> Self:
-        """Read a recipe from the JSON that `to_json` returns. source: name of the file, for error messages."""
-        return cls.from_fields(parse_json(content, dict[str, Any], f"{source} is not a valid recipe"), source)
-
     @classmethod
     def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
-        """Build a recipe from the values of its fields. data and model are required; other fields have defaults.
+        """Build a recipe from its task and fields. source: name of their file, for error messages.
 
-        source: name of the file, for error messages.
-
-        Raises ValueError for another task, an unknown field, or a value of the wrong type or out of range.
+        Raises InputError for another task, an unknown field, or a value of the wrong type or out of range.
         """
-        fields = dict(fields)
-        task = fields.pop("task", "classification")
+        task = fields.get("task", cls.task)
         if task != cls.task:
             raise InputError(f"{source} must be a {cls.task} recipe, got a {task} recipe")
         with reraise_as_input_error(source):
-            recipe = cls(**fields)
-        for name in ("data", "model"):
-            if name not in fields:
-                raise InputError(f"{source} must have the field {name!r}, got none")
-        return recipe
+            return cls(**{name: value for name, value in fields.items() if name != "task"})
 
 
 def task_class(recipe: TrainingRecipe) -> "type[Task]":
@@ -164,10 +140,15 @@ def extended_recipe(recipe: TrainingRecipe, options: Iterable[str]) -> TrainingR
     return recipe
 
 
+def write_recipe(recipe: TrainingRecipe, path: Path) -> None:
+    """Write the task and all fields of a recipe to a JSON file, atomically."""
+    write_json(path, recipe.fields(), 2)
+
+
 def read_recipe(path: Path) -> TrainingRecipe:
     """Read a recipe of any task from a JSON file. Raises InputError if the file is not a valid recipe."""
     fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is not a valid recipe")
-    name = str(fields.get("task", "classification"))
+    name = str(fields.get("task"))
     tasks = TASKS if name in TASKS else installed_tasks()
     if name not in tasks:
         raise InputError(f"task in {path} must be one of {', '.join(tasks)}, got {name!r}")

@@ -1,36 +1,23 @@
 """What a run reports: findings about its data; at the end an evaluation, weights, figures and result.json."""
 
-import json
 import sys
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from lambdanets.device import best_device
+from lambdanets.files import atomic_open
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.provenance import provenance
-from lambdanets.records import parse_json, write_json
+from lambdanets.records import read_json, write_json
 from lambdanets.terminal import echo
-from lambdanets.training.curves import draw_curves
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 
 RESULT, FINDINGS = "result.json", "findings.json"
-
-
-@dataclass(frozen=True)
-class Result:
-    """Fields of result.json that are read again. Each task adds its own."""
-
-    seconds: float
-    images_per_second: float
-    parameters: int
-    unreadable: list[str]
-    model_name: str
-    data: str
-    epochs: int
-    summary: list[str]  # the scores, as they are printed
 
 
 def write_findings(task: Task, folder: Path) -> None:
@@ -53,7 +40,7 @@ def finish(
     evaluation = evaluator.evaluate(batch_size, recipe.workers)
     evaluator.draw(evaluation, folder)
     save_weights(folder / WEIGHTS, task.model, task.card(recipe).without_paths().to_json())
-    draw_curves(log.rows, log.metrics, panels(task), folder / "curves.png")
+    draw_curves(log, task, folder / "curves.png")
     fields = evaluation.to_dict()
     if task.test is not None:
         values = log.values("val", task.BEST_METRIC)
@@ -80,18 +67,41 @@ def finish(
     return read_result(folder)
 
 
-def panels(task: Task) -> list[tuple[str, list[str]]]:
-    """The title and metrics of each panel of curves.png."""
+def draw_curves(log: RunLog, task: Task, path: Path) -> None:
+    """Plot training and validation metrics against the step, with epochs on a second axis.
+
+    In a panel with several metrics, each metric has its own color.
+    """
     scores = [name for name in task.VALIDATION_METRICS if name != "loss"]
     terms = [name for name in task.TRAINING_METRICS if name not in ("loss", *scores)]
-    shown = {"loss": ["loss"], "loss terms": terms, "scores": scores}
-    return [(title, names) for title, names in shown.items() if names]
+    panels = [("loss", ["loss"]), *([("loss terms", terms)] if terms else []), ("scores", scores)]
+    rows = log.rows
+    steps_per_epoch = max((row[0] / row[1] for row in rows if row[2] == "val"), default=0)
+    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
+    for axis, (title, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for name, (split, color) in product(names, {"train": "#94a3b8", "val": "#1d4ed8"}.items()):
+            column = 3 + log.metrics.index(name)
+            measured = [(row[0], row[column]) for row in rows if row[2] == split and row[column] is not None]
+            if measured:
+                axis.plot(
+                    *zip(*measured, strict=True),
+                    color=color if len(names) == 1 else None,
+                    label=split if len(names) == 1 else name,
+                    marker="o" if split == "val" else None,
+                    markersize=3,
+                )
+        axis.set(xlabel="step", title=title)
+        if steps_per_epoch:
+            to_epochs = (lambda step: step / steps_per_epoch, lambda epoch: epoch * steps_per_epoch)
+            axis.secondary_xaxis("top", functions=to_epochs).set_xlabel("epoch")
+        axis.grid(alpha=0.3)
+        if axis.lines:
+            axis.legend()
+    with atomic_open(path) as file:
+        figure.savefig(file, format="png", dpi=110)
 
 
 def read_result(folder: Path) -> dict[str, Any]:
     """Read result.json. Raises InputError if it is damaged."""
-    content = (folder / RESULT).read_bytes()
     advice = "remove it and run the command with --resume to write it again"
-    parse_json(content, Result, f"{folder / RESULT} is damaged", advice)
-    fields: dict[str, Any] = json.loads(content)
-    return fields
+    return read_json(folder / RESULT, dict[str, Any], advice)

@@ -14,21 +14,19 @@ from lambdanets.data.batches import Batches, BatchSlice
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
 from lambdanets.data.timm_sets import is_timm_name
-from lambdanets.device import check_precision
+from lambdanets.device import check_precision, has_fast_bfloat16
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE, encode_utf8, remove_unfinished
+from lambdanets.files import RECIPE, encode_utf8
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
-from lambdanets.records import write_json
 from lambdanets.terminal import echo
 from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
-from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopEarly, StopOnSignal
+from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopOnSignal
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
-from lambdanets.training.curves import TensorBoard
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.initial_weights import identify_weights
-from lambdanets.training.micro_batches import AnyRecipe, resolve_precision, with_micro_batch
+from lambdanets.training.micro_batches import AnyRecipe, with_micro_batch
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
+from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class, write_recipe
 from lambdanets.training.report import RESULT, finish, read_result, write_findings
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
@@ -61,21 +59,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     """
     if encode_utf8(str(folder)).decode() != str(folder):
         raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
-    recipe = resolve_recipe(resolve_precision(recipe))
-    with process_group() as world:
-        run_folder = _run_folder(folder, recipe)
-        if broadcast_from_rank_zero(run_folder.is_started) and _is_finished(folder):
-            return _read_result(folder, world)
-        with _locked(run_folder):
-            if broadcast_from_rank_zero(run_folder.is_started):
-                return _resume(folder, world, recipe)
-            return _train(prepare(recipe, world), folder, world)
-
-
-def check(recipe: TrainingRecipe) -> Task:
-    """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
-    with process_group() as world:
-        return prepare(resolve_recipe(recipe), world).task
+    return _start_or_resume(folder, resolve_recipe(recipe))
 
 
 def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]:
@@ -91,26 +75,46 @@ def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]
     if not (folder / RECIPE).is_file():
         got = f"one without {RECIPE}" if folder.exists() else "none of this name"
         raise InputError(f"{folder} must be a run folder, got {got}")
-    if recipe is not None:
-        recipe = replace(recipe, **absolute_paths(recipe))
+    return _start_or_resume(folder, recipe and replace(recipe, **absolute_paths(recipe)))
+
+
+def check(recipe: TrainingRecipe) -> Task:
+    """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
+    with process_group() as world:
+        return prepare(resolve_recipe(recipe), world).task
+
+
+def _start_or_resume(folder: Path, recipe: TrainingRecipe | None) -> dict[str, Any]:
     with process_group() as world:
         run_folder = _run_folder(folder, recipe)
-        broadcast_from_rank_zero(run_folder.is_started)
-        if _is_finished(folder):  # needs no lock, so the folder may be read-only
-            return _read_result(folder, world)
+        is_started = broadcast_from_rank_zero(run_folder.is_started)
+        if broadcast_from_rank_zero((folder / RESULT).is_file):  # needs no lock, so the folder may be read-only
+            if not world.is_rank_zero:
+                return {}
+            result = read_result(folder)
+            echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
+            return result
         with _locked(run_folder):
-            return _resume(folder, world, recipe)
+            if is_started:
+                recipe = _resumed_recipe(read_recipe(folder / RECIPE), recipe)
+            assert recipe is not None
+            return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
+
+
+def _resumed_recipe(stored: TrainingRecipe, given: TrainingRecipe | None) -> TrainingRecipe:
+    """Return the recipe of a run with the fields in CHANGEABLE that are given, such as the path of the data."""
+    changes = {name: getattr(given, name, None) for name in stored.CHANGEABLE}
+    return replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
     """Return the recipe's existing paths as absolute paths; the run can then be resumed from any working directory."""
     paths = {name: getattr(recipe, name) for name in recipe.PATHS}
-    return {name: _absolute(name, path) for name, path in paths.items() if path and Path(path).exists()}
-
-
-def _absolute(field: str, path: str | None) -> str | None:
-    """Return a path of a recipe as an absolute one; None and names stay as they are."""
-    return str(Path(path).resolve()) if path and not _is_name(field, path) else path
+    return {
+        name: str(Path(path).resolve())
+        for name, path in paths.items()
+        if path and Path(path).exists() and not _is_name(name, path)
+    }
 
 
 def _is_name(field: str, value: str) -> bool:
@@ -121,12 +125,17 @@ def _is_name(field: str, value: str) -> bool:
 
 
 def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
-    """Return the recipe with absolute paths and a model name. Raises InputError if a required field is missing."""
-    for name in recipe.REQUIRED:
+    """Return the recipe with absolute paths, a model name and a precision: bf16-mixed where a GPU supports it, if auto.
+
+    Raises InputError if a required field is missing.
+    """
+    for name in recipe.PATHS:
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
     if not recipe.model and recipe.weights is None:
         raise InputError("model must be given; set --model, such as --model lambda_resnet50, or --weights")
+    if recipe.precision == "auto":
+        recipe = replace(recipe, precision="bf16-mixed" if has_fast_bfloat16() else "32-true")
     return task_class(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
 
 
@@ -140,7 +149,7 @@ def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolde
         unused = recipe.PATHS if finished else ("weights",) if _has_checkpoint(folder) else ()
         fields = asdict(recipe.without_changeable_fields())
         options = {name: value for name, value in fields.items() if name not in unused}
-        return options | {name: _absolute(name, getattr(recipe, name)) for name in unused}
+        return options | {name: getattr(recipe, name) for name in unused}
 
     def read_identity(folder: Path) -> dict[str, Any] | None:
         if not (folder / RECIPE).is_file():
@@ -148,7 +157,7 @@ def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolde
         existing = read_recipe(folder / RECIPE)
         if recipe is not None and existing.task != recipe.task:
             raise InputError(
-                f"{folder} must be empty or contain a {recipe.task} run, got a {existing.task} run; "
+                f"task must be {existing.task}, got {recipe.task}, since {folder} has a {existing.task} run; "
                 "choose another folder"
             )
         return identify(existing)
@@ -170,37 +179,8 @@ def _locked(folder: WorkFolder) -> Iterator[None]:
         yield
 
 
-def _write_recipe(recipe: TrainingRecipe, folder: Path) -> None:
-    write_json(folder / RECIPE, recipe.fields(), 2)
-
-
-def _is_finished(folder: Path) -> bool:
-    return broadcast_from_rank_zero((folder / RESULT).is_file)
-
-
-def _read_result(folder: Path, world: World) -> dict[str, Any]:
-    """Return the result of a finished run on rank zero, {} on other ranks."""
-    if not world.is_rank_zero:
-        return {}
-    result = read_result(folder)
-    echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
-    return result
-
-
-def _resume(folder: Path, world: World, override: TrainingRecipe | None = None) -> dict[str, Any]:
-    """Resume the folder's recipe. Fields in CHANGEABLE, such as the path of the data, are taken from `override`."""
-    if _is_finished(folder):  # another process has finished it in the meantime
-        return _read_result(folder, world)
-    recipe = read_recipe(folder / RECIPE)
-    if override is not None:
-        fields = asdict(override)
-        recipe = replace(recipe, **{name: fields[name] for name in recipe.CHANGEABLE if fields[name] not in (None, "")})
-    return _train(prepare(recipe, world, _has_checkpoint(folder)), folder, world)
-
-
 def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> PreparedRun:
     """Open the data, build the model and choose the micro-batch. A resumed run gets its weights from its checkpoint."""
-    recipe = resolve_precision(recipe)
     check_precision(recipe.precision)
     task = rank_zero_first(lambda: open_task(recipe, world, resumed))
     if len(task.validation) < world.world_size:
@@ -235,35 +215,34 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
     checkpoints = folder / "checkpoints"
     checkpoint = broadcast_from_rank_zero(lambda: newest_checkpoint(checkpoints))
-    resumed_at = 0
     if checkpoint is not None:
-        resumed_at = check_resumable(checkpoint, model, recipe, task.classes, task.fingerprint)
+        check_resumable(checkpoint, model, recipe, task.classes, task.fingerprint)
     # only now, because a refused command must not change the run; it stores the path of moved data
-    broadcast_from_rank_zero(lambda: _write_recipe(recipe, folder))
+    broadcast_from_rank_zero(lambda: write_recipe(recipe, folder / RECIPE))
     if world.is_rank_zero:
-        remove_unfinished(checkpoints)
         if 0 < recipe.epochs <= recipe.warmup_epochs:
             note = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
             echo(f"{note}; choose fewer with --warmup-epochs", file=sys.stderr)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))
         write_findings(task, folder)
     module = TrainingModule(task, recipe, prepared.training.steps_per_epoch, prepared.batch_slice)
-    if recipe.compile:
+    if getattr(recipe, "compile", False):  # a field of the tasks whose models can be compiled
         model.compile()
     timer = Timer()
     metrics = tuple(dict.fromkeys((*task.TRAINING_METRICS, *task.VALIDATION_METRICS)))
     log = RunLog(folder, metrics, world, recipe.max_unreadable)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    # order: EMA and metrics must update their state before a checkpoint is written
-    callbacks: list[Callback] = [ema] if ema else []
-    callbacks += [log, timer]
-    callbacks += [StopEarly(task.BEST_METRIC, task.patience)] if task.patience else []
-    keep_last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
     stop = StopOnSignal(checkpoints / LAST)
-    callbacks += [KeepBest(checkpoints, task.BEST_METRIC), keep_last, stop]
-    logger = TensorBoard(folder, resumed_at)
-    accumulation = prepared.batch_slice.accumulation_steps
-    trainer = make_trainer(recipe, folder, callbacks, log, logger, world, accumulation)
+    # order: EMA and metrics must update their state before a checkpoint is written
+    callbacks: list[Callback] = [
+        *([ema] if ema else []),
+        log,
+        timer,
+        KeepBest(checkpoints / BEST, task.BEST_METRIC, task.patience),
+        KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint),
+        stop,
+    ]
+    trainer = make_trainer(recipe, folder, callbacks, world, prepared.batch_slice.accumulation_steps)
     try:
         with stop.handling():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)

@@ -1,4 +1,4 @@
-"""The log of a run: metrics.csv, TensorBoard, a printed line per epoch, and unreadable images."""
+"""The log of a run: metrics.csv, TensorBoard, progress, a printed line per epoch, and unreadable images."""
 
 import csv
 import io
@@ -11,14 +11,14 @@ import psutil
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from lambdanets.data.images import check_unreadable
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
-from lambdanets.progress import format_duration
+from lambdanets.progress import Progress, format_duration
 from lambdanets.training.callbacks import ends_step
-from lambdanets.training.curves import Row
 from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
 from lambdanets.training.module import TrainingModule
 
@@ -29,7 +29,7 @@ STEPS_PER_ROW = 10
 
 
 class RunLog(Callback):
-    """Collects metrics over all ranks, measures speed and memory, and writes metrics.csv on rank 0.
+    """Collects metrics over all ranks, measures speed and memory, and on rank 0 writes and shows them.
 
     A training row is the mean of STEPS_PER_ROW steps, a validation row ends an epoch. The columns
     are step, epoch, split, the task's metrics, images per second over all ranks, the share of the
@@ -40,12 +40,10 @@ class RunLog(Callback):
     ranks; with more than max_unreadable the run stops.
     """
 
-    state_key = "History"  # its name in checkpoints
-
     def __init__(self, folder: Path, metrics: Sequence[str], world: World, max_unreadable: int) -> None:
         self.path = folder / METRICS
         self.metrics = tuple(metrics)
-        self.rows: list[Row] = []
+        self.rows: list[list[Any]] = []  # lines of metrics.csv; None where nothing was measured
         self.unreadable: set[str] = set()
         self.images_seen = 0
         self._columns = (*COLUMNS, *self.metrics, *SPEED)
@@ -55,10 +53,14 @@ class RunLog(Callback):
         self._new_sums: Tensor | None = None  # those of this rank that are not in `_sums`
         self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`
         self._module: TrainingModule
+        self._writer: SummaryWriter | None = None  # of TensorBoard, on rank 0
         self._process = psutil.Process()
         self._speed: dict[str, float] = {}
         self._seconds_per_step = 0.0
         self._steps_left = 0
+        self._progress = Progress("training", total=0, unit="steps", note=self._note)
+        self._loss: Any = None  # of the last step; it is copied from the GPU only when it is shown
+        self._validation_note = ""
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
         assert isinstance(module, TrainingModule)
@@ -72,11 +74,28 @@ class RunLog(Callback):
                 self.path.unlink(missing_ok=True)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        # a run that resumes in the middle of an epoch does not call on_train_epoch_start
-        self._start_clock()
+        self._start_clock()  # a run that resumes in the middle of an epoch does not call on_train_epoch_start
+        if self._world.is_rank_zero:
+            # TensorBoard discards rows that were written after the checkpoint
+            self._writer = SummaryWriter(self.path.with_name("tensorboard"), purge_step=trainer.global_step + 1)
+            self._progress.total = self._module.steps_per_epoch * (trainer.max_epochs or 0)
+            self._progress.done = trainer.global_step
+            self._progress.__enter__()
+
+    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._progress.__exit__()
+        if self._writer is not None:
+            self._writer.close()
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._start_clock()
+        self._progress.label = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
 
     def _start_clock(self) -> None:
         self._started = self._module.batch_end = time.perf_counter()
@@ -89,15 +108,17 @@ class RunLog(Callback):
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._note_unreadable(batch)
+        self._validation_note = ""
         if outputs and "sums" in outputs:
             sums = outputs["sums"].double()
             sums = torch.cat([sums.new_full((1,), outputs["images"]), sums])
+            self._loss = sums[1] / sums[0]
             self._new_sums = sums if self._new_sums is None else self._new_sums + sums
         if ends_step(trainer, batch_idx):
             self._images += batch.step_images
             self._steps += 1
-            epochs = trainer.max_epochs or 0
-            self._steps_left = self._module.steps_per_epoch * epochs - trainer.global_step
+            self._progress.done = trainer.global_step
+            self._steps_left = self._module.steps_per_epoch * (trainer.max_epochs or 0) - trainer.global_step
             if trainer.global_step % STEPS_PER_ROW == 0:
                 self._add_training_row(trainer)
             elif not self._speed:
@@ -121,6 +142,7 @@ class RunLog(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         self._note_unreadable(batch)
+        self._validation_note = f"validating, batch {batch_idx + 1:,}"
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         self._add_unreadable()
@@ -133,7 +155,7 @@ class RunLog(Callback):
             f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}",
             *([f"loss {losses[-1]:.3f}"] if losses else []),
             self._module.validation_summary,
-            self.format_speed(),
+            self._format_speed(),
         ]
         if self._world.is_rank_zero:
             tqdm.write("  ".join(fields))  # above the bar
@@ -184,22 +206,27 @@ class RunLog(Callback):
         row = [trainer.global_step, trainer.current_epoch + 1, split]
         row += [values.get(name) for name in self._columns[len(COLUMNS) :]]
         self.rows.append(row)
-        if self._world.is_rank_zero:
-            is_new = not self.path.exists()
-            with self.path.open("a", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([self._columns, row] if is_new else [row])
-        logged = {f"speed/{name}" if name in SPEED else f"{name}/{split}": value for name, value in values.items()}
+        if self._writer is None:
+            return
+        is_new = not self.path.exists()
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([self._columns, row] if is_new else [row])
+        for name, value in values.items():
+            self._writer.add_scalar(f"speed/{name}" if name in SPEED else f"{name}/{split}", value, row[0])
         if split == "train":
-            logged["learning_rate"] = trainer.optimizers[0].param_groups[-1]["lr"]
-        for logger in trainer.loggers:
-            logger.log_metrics(logged, trainer.global_step)
+            self._writer.add_scalar("learning_rate", trainer.optimizers[0].param_groups[-1]["lr"], row[0])
+        self._writer.flush()  # a row that is in a checkpoint is then also in the event file
 
     def values(self, split: str, metric: str) -> list[float]:
         """Return all values of a metric in order of the steps."""
         column = len(COLUMNS) + self.metrics.index(metric)
         return [row[column] for row in self.rows if row[2] == split and row[column] is not None]
 
-    def format_speed(self) -> str:
+    def _note(self) -> str:
+        loss = "" if self._loss is None else f"loss {float(self._loss):.3f}"
+        return ", ".join(text for text in (loss, self._validation_note, self._format_speed()) if text)
+
+    def _format_speed(self) -> str:
         """Format images per second, a share of waiting of at least 10%, and the time left."""
         if not self._speed:
             return ""

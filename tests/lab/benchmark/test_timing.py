@@ -2,7 +2,7 @@
 
 import pytest
 
-from lambdanets.timing import (
+from lambdanets_lab.timing import (
     fit_exponent,
     is_noisy,
     time_interleaved,

@@ -15,8 +15,7 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
 
     task: ClassVar[str] = "classification"
     PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights")
-    REQUIRED: ClassVar[tuple[str, ...]] = ("data", "weights")
-    CHANGEABLE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.CHANGEABLE)
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.CHANGEABLE, "compile")
 
     data: str = ""
     """'digits', an image folder (CLASS/ or train/CLASS/), a .tar of one, shards, or timm's name such as torch/mnist."""
@@ -46,6 +45,8 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
     """Dropout rate before the last linear layer."""
     label_smoothing: Fraction = 0.1
     """Label smoothing, in [0, 1]."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
 
     @property
     def preprocessing(self) -> Preprocessing:

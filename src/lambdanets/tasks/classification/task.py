@@ -13,7 +13,7 @@ from timm.data import create_transform
 from torch import Tensor, nn
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
-from lambdanets.data.batches import BatchSlice, NamedImages
+from lambdanets.data.batches import BatchSlice
 from lambdanets.data.datasets import hold_out, open_splits, subset
 from lambdanets.data.labeled_images import Batch, ImageBatches, normalize
 from lambdanets.data.transforms import Preprocessing, center_square
@@ -55,7 +55,7 @@ class ClassificationTask(Task):
     def quicktest(cls, recipe: Any, folder: Path) -> Any:
         """Return the recipe with few small digits, no initial weights, and the smallest model of its family."""
         return replace(
-            recipe,
+            super().quicktest(recipe, folder),
             data="digits",
             data_root=None,
             weights=None,
@@ -90,7 +90,7 @@ class ClassificationTask(Task):
         return ClassificationEvaluator(Classifier(self.model, self.card(recipe)), images)
 
 
-def make_batches(recipe: ClassificationRecipe, images: NamedImages, **options: Any) -> ImageBatches:
+def make_batches(recipe: ClassificationRecipe, images: Any, **options: Any) -> ImageBatches:
     """Return the recipe's training batches, shuffled and augmented. options: batch_slice and order of `Batches`."""
     return ImageBatches(
         images,

@@ -15,7 +15,6 @@ class CocoRecipe(TrainingRecipe, Normalization):
     """Hyperparameters of all tasks on COCO-format annotations."""
 
     PATHS: ClassVar[tuple[str, ...]] = ("data", "images", "validation_data", "validation_images", "weights")
-    REQUIRED: ClassVar[tuple[str, ...]] = PATHS
     CHANGEABLE: ClassVar[tuple[str, ...]] = (*PATHS[:4], *TrainingRecipe.CHANGEABLE)
 
     data: str = ""

@@ -52,8 +52,8 @@ class CocoTask(Task):
 
     @classmethod
     def quicktest(cls, recipe: Any, folder: Path) -> Any:
-        """Return the recipe with few small images of scattered digits, which are written into a folder."""
-        recipe = replace(recipe, image_size=min(recipe.image_size, QUICKTEST_SIZE))
+        """Return the recipe with few small images of scattered digits, too."""
+        recipe = replace(super().quicktest(recipe, folder), image_size=min(recipe.image_size, QUICKTEST_SIZE))
         if recipe.data == "digits":
             return replace(recipe, training_images=QUICKTEST_IMAGES)
         write_scattered_digits(folder, QUICKTEST_IMAGES, QUICKTEST_IMAGES // 2, 0)

@@ -4,7 +4,6 @@ from typing import ClassVar
 
 from pydantic import PositiveInt
 
-from lambdanets.errors import InputError
 from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.records import Count, Fraction, record
 from lambdanets.tasks.coco.recipe import CocoRecipe
@@ -29,8 +28,3 @@ class DetectionRecipe(CocoRecipe, DetectorArchitecture):
     """Proposals per image that the heads are trained on. At most a quarter of them are positive."""
     drop_path: Fraction = 0.0
     """Stochastic depth rate of the last block of the backbone. The rate increases linearly over the blocks."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.compile:
-            raise InputError("compile must be False for detection: its images differ in size from batch to batch")

@@ -14,6 +14,7 @@ class SegmentationRecipe(CocoRecipe):
     """Hyperparameters of semantic segmentation training."""
 
     task: ClassVar[str] = "segmentation"
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (*CocoRecipe.CHANGEABLE, "compile")
 
     model: str = "lambda_unet_small"
     """Model name: a U-Net of this package, or a model in timm's registry with one output per class and pixel."""
@@ -30,3 +31,5 @@ class SegmentationRecipe(CocoRecipe):
     """Rotate by a random multiple of 90 degrees in training."""
     dice_weight: Annotated[float, Field(ge=0, le=1000)] = 1.0
     """Weight of the Dice loss, which is added to the cross entropy."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
