@@ -108,8 +108,7 @@ class Explanation:
     def attention_map(self, layer: str | None = None, at: tuple[int, ...] | int | None = None) -> AttentionMap:
         """Return the exact weights, by content and by position, of all context positions for one output position.
 
-        Cost: m (k + v) h multiply-adds. A strided layer multiplies this by the number of pooled positions, by default
-        (2 s - 1)^2 for stride s.
+        Cost: for each of the two terms, that of the layer's interaction, and h times that of its gradient.
         """
         name, call = self._call(layer)
         return compute_attention_map(call.layer, call.inputs, self._position(at, call.sides), name)
