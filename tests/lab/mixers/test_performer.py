@@ -19,7 +19,7 @@ def test_softmax_performer_converges_to_softmax_attention():
     torch.manual_seed(0)
     errors = []
     for count in (16, 256, 4096):
-        layer = SoftmaxPerformer(16, heads=2, random_features=count, dtype=torch.float64)
+        layer = SoftmaxPerformer(16, heads=2, random_features=count).double()
         squares = []
         for _ in range(8):
             layer.redraw_features()
