@@ -25,7 +25,7 @@ from lambdanets import adopt
 from lambdanets.errors import one_line
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.model import capture_inputs, set_batch_norm_statistics
+from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.export.graphs import fill_zero_norm_weights
 from lambdanets_lab.results import read_results, time_in_turn, write_results
 
@@ -53,7 +53,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
     set_batch_norm_statistics(original, images)
     adopted = copy.deepcopy(original)
     layers = list(adopt(adopted))
-    captured = capture_inputs(original.eval(), layers, functools.partial(_step, original, images, False))
+    captured = _capture_inputs(original.eval(), layers, images)
     rows = []
     for phase in ("inference", "training"):
         training = phase == "training"
@@ -72,7 +72,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
                     errors[f"{kind}, {layout}"] = one_line(error)
         rows.append({"what": "network", "phase": phase, "difference": difference, "errors": errors})
         rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
-        pairs = [(original.get_submodule(n), adopted.get_submodule(n), captured[n][0]) for n in layers]
+        pairs = [(original.get_submodule(n), adopted.get_submodule(n), captured[n]) for n in layers]
         difference = max(_difference(a.eval(), b.eval(), x, LAYER_TOLERANCE) for a, b, x in pairs)
         runs = {
             "original, contiguous": functools.partial(_steps, [(a.train(training), x) for a, _, x in pairs], training),
@@ -81,6 +81,23 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
         rows.append({"what": "layers", "phase": phase, "difference": difference, "errors": {}, "layers": len(layers)})
         rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
     return [{"network": name, "side": side, "batch": batch, **row} for row in rows]
+
+
+@torch.no_grad()
+def _capture_inputs(network: nn.Module, layers: list[str], images: Tensor) -> dict[str, Tensor]:
+    """Return the input of each layer."""
+    captured: dict[str, Tensor] = {}
+
+    def capture(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        captured[name] = arguments[0].clone()
+
+    hooks = [
+        network.get_submodule(name).register_forward_pre_hook(functools.partial(capture, name)) for name in layers
+    ]
+    network(images)
+    for hook in hooks:
+        hook.remove()
+    return captured
 
 
 def _step(network: nn.Module, x: Tensor, training: bool) -> None:

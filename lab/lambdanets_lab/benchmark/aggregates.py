@@ -23,11 +23,6 @@ def quiet_seconds(row: Row) -> float | None:
     return None if row.noisy else median_seconds(row)
 
 
-def peak_bytes(row: Row) -> float | None:
-    """Return the peak memory; None if it was not measured."""
-    return row.peak_bytes
-
-
 def ratios(rows: Iterable[Row], quantity: Quantity, base: str) -> list[tuple[Row, float]]:
     """Pair each row with the ratio of its quantity to that of the candidate `base` in the same case, if both exist."""
     rows = list(rows)
@@ -48,9 +43,9 @@ def group(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any
     return groups
 
 
-def mean_ratios(rows: Sequence[Row], quantity: Quantity) -> list[dict[str, Any]]:
-    """Return the geometric mean over shapes of baseline / ours, per scope and pass."""
-    pairs = [pair for pair in ratios(rows, quantity, OURS) if pair[0].candidate != OURS]
+def mean_ratios(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the geometric mean over shapes of the times of baseline / ours, per scope and pass."""
+    pairs = [pair for pair in ratios(rows, quiet_seconds, OURS) if pair[0].candidate != OURS]
     groups = group(pairs, lambda pair: (pair[0].candidate, pair[0].sizes["scope"], pair[0].sizes["pass"]))
     return [
         {

@@ -11,7 +11,7 @@ from lambdanets.device import free_memory
 from lambdanets.layers import LambdaLayer2d
 from lambdanets_lab.benchmark import attention
 from lambdanets_lab.benchmark.measurement import Candidate, Case, Prepared, prepare_module
-from lambdanets_lab.benchmark.options import LayerOptions, parse_shape
+from lambdanets_lab.benchmark.options import Layer, parse_shape
 from lambdanets_lab.benchmark.peers import PEERS, Skipped, build_peer
 from lambdanets_lab.benchmark.reference import Expected, compute_expected, reference_copy
 
@@ -19,7 +19,7 @@ OURS, CONVOLUTION = "lambdanets", "convolution"
 NAMES = [OURS, *PEERS, *attention.ATTENTION, CONVOLUTION]
 
 
-def make_cases(options: LayerOptions, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
+def make_cases(options: Layer, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
     """Make one case per shape, scope and pass."""
     return [
         _case(options, device, shape, scope, phase)
@@ -29,7 +29,7 @@ def make_cases(options: LayerOptions, device: torch.device, rows: Sequence[Any] 
     ]
 
 
-def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, phase: str) -> Case:
+def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: str) -> Case:
     height, width, dim = parse_shape(shape)
     dtype = getattr(torch, options.dtype)
     training = phase == "training"

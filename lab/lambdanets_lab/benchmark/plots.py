@@ -8,15 +8,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lambdanets.timing import summarize
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.aggregates import (
-    Quantity,
-    fit_exponents,
-    group,
-    median_seconds,
-    peak_bytes,
-    ratios,
-    relative_throughput,
-)
+from lambdanets_lab.benchmark.aggregates import fit_exponents, group, median_seconds, ratios, relative_throughput
 from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
 from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.plot_style import BASELINES, GRID, NEUTRAL, REFERENCE
@@ -26,22 +18,13 @@ _LABELS = {CONVOLUTION: "3x3 convolution"}
 
 def draw_layer_times(rows: Sequence[Row]) -> Figure | None:
     """Draw the time with quartiles, relative to the 3x3 convolution; one panel per scope and pass."""
-    return _draw_layers(rows, median_seconds, "time", "fast")
-
-
-def draw_layer_memory(rows: Sequence[Row]) -> Figure | None:
-    """Draw the peak memory, relative to the 3x3 convolution; one panel per scope and pass."""
-    return _draw_layers(rows, peak_bytes, "peak memory", "much")
-
-
-def _draw_layers(rows: Sequence[Row], quantity: Quantity, name: str, adverb: str) -> Figure | None:
-    measured = [row for row in rows if quantity(row)]
+    measured = [row for row in rows if median_seconds(row)]
     names = _names(measured)
     if not measured:
         return None
     base = next((name for name in (CONVOLUTION, OURS) if name in names), names[0])
     plotted = [name for name in names if name != base] or names
-    all_pairs = ratios(measured, quantity, base)
+    all_pairs = ratios(measured, median_seconds, base)
     limits = min(ratio for _, ratio in all_pairs) / 2, max(ratio for _, ratio in all_pairs) * 1.5  # of all panels
     panels = group(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
     figure, axes = plot_style.subplots(len(panels), height=3.4)
@@ -53,10 +36,8 @@ def _draw_layers(rows: Sequence[Row], quantity: Quantity, name: str, adverb: str
                 continue
             offset = (plotted.index(row.candidate) - (len(plotted) - 1) / 2) * 0.7 / len(plotted)
             x = shapes.index(row.sizes["shape"]) + offset
-            spread = None
-            if quantity is median_seconds:
-                median, lower, upper = summarize(row.seconds)
-                spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
+            median, lower, upper = summarize(row.seconds)
+            spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
             color, marker = _color_and_marker(row.candidate, names)
             axis.errorbar(x, ratio, spread, fmt=marker, color=color, capsize=3)
             if row.candidate == OURS:
@@ -64,12 +45,12 @@ def _draw_layers(rows: Sequence[Row], quantity: Quantity, name: str, adverb: str
                 axis.annotate(text, (x, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
         axis.set_xticks(range(len(shapes)), shapes, fontsize=10)
         axis.set(yscale="log", ylim=limits, xlim=(-0.75, len(shapes) - 0.5), title=f"{phase}, scope {scope}x{scope}")
-        axis.set(xlabel="map (height x width x channels)", ylabel=f"{name} / {_LABELS.get(base, base)}")
+        axis.set(xlabel="map (height x width x channels)", ylabel=f"time / {_LABELS.get(base, base)}")
         axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
         axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.grid(axis="y", **GRID)
-    _legend(figure, plotted, names, f"1 = as {adverb} as the {_LABELS.get(base, base)}")
+    _legend(figure, plotted, names, f"1 = as fast as the {_LABELS.get(base, base)}")
     return figure
 
 

@@ -12,7 +12,7 @@ from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.text_tables import text_table
 from lambdanets.timing import MAX_EXTRA_PASSES, NOISY_RATIO, summarize
-from lambdanets_lab.benchmark.aggregates import ratios
+from lambdanets_lab.benchmark.aggregates import quiet_seconds, ratios
 from lambdanets_lab.benchmark.kinds import KINDS, Kind
 from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
 from lambdanets_lab.benchmark.options import CommonOptions
@@ -85,7 +85,7 @@ def read_rows(content: Mapping[str, Any]) -> list[Row]:
 def case_table(kind: Kind, rows: Sequence[Row], baseline: str | None, batch_size: int) -> str:
     """Format the rows of one case as a text table, with ratios to the baseline, if there is one."""
     title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].sizes.items())
-    ratio = {row.candidate: value for row, value in ratios(rows, kind.quantity, baseline)} if baseline else {}
+    ratio = {row.candidate: value for row, value in ratios(rows, quiet_seconds, baseline)} if baseline else {}
     cells = [_cells(row, batch_size if kind.images_per_second else None) for row in rows]
     for row, cell in zip(rows, cells, strict=True):
         if row.candidate in ratio:
