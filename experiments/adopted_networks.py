@@ -91,9 +91,7 @@ def _capture_inputs(network: nn.Module, layers: list[str], images: Tensor) -> di
     def capture(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         captured[name] = arguments[0].clone()
 
-    hooks = [
-        network.get_submodule(name).register_forward_pre_hook(functools.partial(capture, name)) for name in layers
-    ]
+    hooks = [network.get_submodule(name).register_forward_pre_hook(functools.partial(capture, name)) for name in layers]
     network(images)
     for hook in hooks:
         hook.remove()
