@@ -13,7 +13,7 @@ from lambdanets.work import check_new_file
 
 if TYPE_CHECKING:
     from lambdanets_lab.export.export import Exported
-    from lambdanets_lab.export.quantization import Quantization
+    from lambdanets_lab.export.int8 import Quantization
 
 MIN_IMAGES = 200  # one of 200 images is 0.5 percentage points of accuracy, the maximum loss by quantization
 WEIGHTS = (".safetensors", ".ckpt")
@@ -38,7 +38,7 @@ class Export:
     dynamic: bool = False
     """Export a graph for any batch size and image size. It is slower than one for a fixed size."""
     int8: str | None = None
-    """Quantize to int8 (onnx, openvino) with labeled data as for train --data; for a detector, a folder of images."""
+    """Quantize a classifier to int8 (onnx, openvino), with labeled data as for train --data."""
     seconds: NonNegativeFloat = 5.0
     """Time limit of the timing, for each of the runtime and PyTorch; 0 skips it."""
 
@@ -104,14 +104,12 @@ def _is_path(source: str) -> bool:
 def _report_int8(result: "Quantization") -> None:
     """Print accuracy and size of int8 and float32."""
     echo(
-        f"int8: {result.metric} {100 * result.accuracy:.2f}%, float32 {100 * result.float_accuracy:.2f}%, "
+        f"int8: top-1 accuracy {100 * result.accuracy:.2f}%, float32 {100 * result.float_accuracy:.2f}%, "
         f"on {result.images} validation images; float32 file {result.float_bytes / 2**20:.1f} MiB"
     )
     if result.images < MIN_IMAGES:
         points = 100 / result.images
         echo(f"{result.images} validation images are few: one image is {points:.1f} percentage points of accuracy")
-    for name in result.float_layers:
-        echo(f"left in float32, to keep accuracy: {name}")
 
 
 def _time(exported: "Exported", title: str, seconds: NonNegativeFloat) -> None:

@@ -1,11 +1,11 @@
 """Runtimes of exported models: how each writes a model file and runs it."""
 
-import ast
 import contextlib
 import errno
 import importlib
 import io
 import logging
+import os
 import shutil
 import tempfile
 import warnings
@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from lambdanets.errors import InputError, explain_missing_extras, one_line
-from lambdanets_lab.export.quantization import OUTSIDE_MODULES, Run, Validation, quantize
 from lambdanets_lab.export.signal_stack import restore_signal_stack
 
 METADATA = "lambdanets"  # key of the JSON that describes the model
+Run = Callable[[Tensor], list[Tensor]]  # runs a model file
 
 
 @contextlib.contextmanager
@@ -66,8 +66,28 @@ class Int8Runtime(Runtime):
     """A runtime for which models can be quantized."""
 
     @abstractmethod
-    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
-        """Replace a model file with one in int8; return the operations left in float32."""
+    def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
+        """Replace a model file with one in int8. images: calibration data."""
+
+
+def quantize(model: Any, images: Sequence[Tensor], make_input: Callable[[Tensor], Any]) -> Any:
+    """Quantize weights and activations of a model of ONNX or OpenVINO to int8, with ranges from calibration data.
+
+    make_input: converts images to the input of the model. Bias correction is off: it made outputs less accurate.
+    """
+    os.environ.setdefault("NNCF_CI", "1")  # no telemetry
+    for name in ("torch.utils.cpp_extension", "nncf"):  # the first warns if there is no GPU
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with explain_missing_extras():
+        import nncf
+    parameters = nncf.AdvancedQuantizationParameters(disable_bias_correction=True)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # hides progress bars
+            return nncf.quantize(
+                model, nncf.Dataset(images, make_input), subset_size=len(images), advanced_parameters=parameters
+            )
+    except Exception as error:  # NNCF and the runtimes raise many types
+        raise InputError(f"model cannot be quantized by NNCF: {one_line(error)[:300]}") from error
 
 
 class Onnx(Int8Runtime):
@@ -89,37 +109,23 @@ class Onnx(Int8Runtime):
             reason = one_line(error.__cause__ or error)
             raise InputError(f"model cannot be converted to ONNX: {reason[:300]}; pt2 may support it") from error
         assert exported is not None
-        for node in exported.model.graph:
-            scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
-            if node.name and len(scopes) > 1:
-                node.name = f"{scopes[-2] or OUTSIDE_MODULES}/{node.name.removeprefix('node_')}"
         exported.model.metadata_props[METADATA] = metadata
         exported.save(path, external_data=False)
         return [path]
 
     def open(self, path: Path) -> Run:
-        return self._open(path)
-
-    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
-        import onnx
-
-        model, float_layers = quantize(
-            onnx.load(path),
-            lambda model: self._open(model.SerializeToString()),
-            lambda images: {"images": images.numpy()},
-            validation,
-        )
-        onnx.save(model, path)
-        return float_layers
-
-    def _open(self, model: Path | bytes) -> Run:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3  # errors
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return lambda images: [torch.from_numpy(x) for x in session.run(None, {"images": images.numpy()})]
+
+    def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
+        import onnx
+
+        onnx.save(quantize(onnx.load(path), images, lambda batch: {"images": batch.numpy()}), path)
 
 
 def _stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
@@ -156,23 +162,23 @@ class OpenVino(Int8Runtime):
 
         options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         with restore_signal_stack():
-            return self._run(openvino.Core().compile_model(path, "CPU", options))
+            request = openvino.Core().compile_model(path, "CPU", options).create_infer_request()
 
-    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
+        def run(images: Tensor) -> list[Tensor]:
+            results: Any = request.infer([images.numpy()])
+            return [torch.from_numpy(np.array(results[i])) for i in range(len(results))]
+
+        return run
+
+    def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
         import openvino
 
         model = openvino.Core().read_model(path.read_bytes(), path.with_suffix(".bin").read_bytes())
         metadata = model.get_rt_info([METADATA]).astype(str)
-        with restore_signal_stack() as restore:
-
-            def open_candidate(compiled: Any) -> Run:
-                restore()  # so that Ctrl-C works while layers are reverted to float32
-                return self._run(compiled)
-
-            model, float_layers = quantize(model, open_candidate, lambda images: images.numpy(), validation)
+        with restore_signal_stack():
+            model = quantize(model, images, lambda batch: batch.numpy())
         model.set_rt_info(metadata, [METADATA])
         self._save(model, path)
-        return float_layers
 
     def _save(self, model: Any, path: Path) -> None:
         import openvino
@@ -181,15 +187,6 @@ class OpenVino(Int8Runtime):
             openvino.save_model(model, path, compress_to_fp16=False)
         except RuntimeError as error:
             raise OSError(errno.EIO, f"OpenVINO cannot write it: {one_line(error)[:200]}", str(path)) from error
-
-    def _run(self, compiled: Any) -> Run:
-        request = compiled.create_infer_request()
-
-        def run(images: Tensor) -> list[Tensor]:
-            results: Any = request.infer([images.numpy()])
-            return [torch.from_numpy(np.array(results[i])) for i in range(len(results))]
-
-        return run
 
 
 def _run_module(module: Callable[[Tensor], Iterable[Tensor]]) -> Run:
