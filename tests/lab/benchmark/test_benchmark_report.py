@@ -28,14 +28,6 @@ def test_layers_are_compared_by_geometric_mean_over_shapes():
     assert entry["geometric_mean_over_ours"] == pytest.approx(2.0)
 
 
-def test_models_are_compared_by_throughput_relative_to_resnet50():
-    rows = rows_with_times({"resnet50": 1.0, "lambdanets CCCL": 4.0}, image_size=32, **{"pass": "training"})
-    throughputs = {
-        entry["candidate"]: entry["throughput_relative_to_resnet50"] for entry in KINDS["model"].aggregate(rows)
-    }
-    assert throughputs == {"resnet50": 1.0, "lambdanets CCCL": 0.25}
-
-
 def test_exponent_is_fitted_to_the_larger_half_of_sizes():
     rows = []
     for n, seconds in ((16, 1.0), (64, 1.0), (256, 2.0), (1024, 8.0)):

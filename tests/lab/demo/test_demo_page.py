@@ -87,29 +87,6 @@ def test_unreadable_file_gives_a_sentence_and_the_page_stays_usable(tab, digit):
     assert tab.page.locator("#about").inner_text() == "again.png: 8 x 8 pixels, gray"
 
 
-def test_keyboard_reaches_every_control(tab):
-    page = tab.page
-    page.reload()
-    page.locator("#examples button").nth(1).focus()
-    page.keyboard.press("Enter")
-    page.locator("#about").filter(has_text="digit 3: 8 x 8 pixels").wait_for()
-    tab.wait()
-    with page.expect_file_chooser():
-        page.locator("#file").press("Enter")
-    page.locator("#model").focus()
-    reached = []
-    for _ in range(20):
-        page.keyboard.press("Tab")
-        reached.append(page.evaluate("document.activeElement.closest('[id]')?.id"))
-    for control in ("examples", "file", "channel", "layer", "head", "row", "column"):
-        assert control in reached
-    page.locator("#row").focus()
-    page.keyboard.press("Control+A")
-    page.keyboard.type("6")
-    page.keyboard.press("Enter")
-    page.locator(".share").filter(has_text="At row 6, column 3").wait_for()
-
-
 def test_another_model_shows_its_result_and_downloads(tab):
     page = tab.page
     page.locator("#model").select_option("objects")
