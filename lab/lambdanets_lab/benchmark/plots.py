@@ -8,10 +8,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lambdanets.timing import summarize
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.aggregates import fit_exponents, group, median_seconds, ratios, relative_throughput
+from lambdanets_lab.benchmark.aggregates import fit_exponents, group, median_seconds, ratios
 from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
 from lambdanets_lab.benchmark.measurement import Row
-from lambdanets_lab.plot_style import BASELINES, GRID, NEUTRAL, REFERENCE
+from lambdanets_lab.plot_style import BASELINES, GRID, REFERENCE
 
 _LABELS = {CONVOLUTION: "3x3 convolution"}
 
@@ -54,39 +54,12 @@ def draw_layer_times(rows: Sequence[Row]) -> Figure | None:
     return figure
 
 
-def draw_throughput(rows: Sequence[Row]) -> Figure | None:
-    """Draw throughput relative to plain ResNet-50; one panel per pass."""
-    measured = relative_throughput(rows)
-    if not measured:
-        return None
-    passes = list(dict.fromkeys(entry["pass"] for entry in measured))
-    names = list(dict.fromkeys(entry["candidate"] for entry in measured))
-    figure, axes = plot_style.subplots(len(passes), height=1.2 + 0.35 * len(names))
-    for axis, phase in zip(axes, passes, strict=True):
-        entries = [entry for entry in measured if entry["pass"] == phase]
-        ours = [entry["candidate"].split()[0] == OURS for entry in entries]
-        bars = axis.barh(
-            [entry["candidate"] for entry in entries],
-            [entry["throughput_relative_to_resnet50"] for entry in entries],
-            color=[plot_style.OURS if is_ours else NEUTRAL for is_ours in ours],
-        )
-        axis.bar_label(bars, fmt="%.2f", padding=3)
-        axis.invert_yaxis()
-        axis.set(title=phase, xlabel="throughput / ResNet-50 (1 = as fast)")
-        axis.axvline(1, color=REFERENCE)
-        axis.margins(x=0.12)
-    return figure
-
-
 def draw_scaling(rows: Sequence[Row]) -> Figure | None:
     """Draw time and peak memory against n, log-log, with fitted exponents; one row of panels per setting and pass."""
     panels = group([row for row in rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
     if not panels:
         return None
-    exponents = {
-        (entry["candidate"], entry["setting"], entry["pass"]): entry["exponent_of_time"]
-        for entry in fit_exponents(rows)
-    }
+    exponents = fit_exponents(rows)
     names = _names(rows)
     figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
     for i, ((setting, phase), panel) in enumerate(panels.items()):

@@ -18,7 +18,7 @@ from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.kinds import KINDS
 from lambdanets_lab.benchmark.measurement import Case, MeasureOptions, measure_case, set_measurement_options
 from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions, check_candidates
-from lambdanets_lab.benchmark.report import RESULTS, Report, aggregates_table, case_table, noise_warning, read_settings
+from lambdanets_lab.benchmark.report import RESULTS, Report, case_table, read_settings
 
 
 def run(kind: str, options: CommonOptions) -> Path:
@@ -52,14 +52,10 @@ def run(kind: str, options: CommonOptions) -> Path:
 
 
 def _write_results(report: Report, folder: Path) -> None:
-    """Write results and plots, and print the summary."""
-    kind = KINDS[report.kind]
-    if (figure := kind.draw(report.rows)) is not None:
+    """Write results and the plot."""
+    if (figure := KINDS[report.kind].draw(report.rows)) is not None:
         plot_style.save(figure, folder / f"{report.kind}.png")
     report.write(folder)  # last, because a finished benchmark is not started again
-    echo(*aggregates_table(kind.aggregate(report.rows)).split("\n"))
-    if warning := noise_warning(report.rows):
-        echo("", warning)
     if report.finished:
         echo("", f"written to {folder}")
     else:

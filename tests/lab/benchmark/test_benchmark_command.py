@@ -60,9 +60,7 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatc
     assert all("not installed" in reason or "for CUDA devices" in reason for reason in reasons)
     assert kind != "layer" or all(row["errors"] for row in ran)
     assert all(row["peak_bytes"] and len(row["seconds"]) in (3, 6, 9) for row in ran)  # noisy candidates run again
-    numbers = [value for entry in results["figures"] for value in entry.values() if isinstance(value, float)]
-    # on a busy machine all times may be noisy, and are then not drawn
-    assert (out / f"{kind}.png").is_file() or (results["figures"] and not numbers)
+    assert (out / f"{kind}.png").is_file() == (kind != "model")
     printed = capsys.readouterr().out
     assert all(row["candidate"] in printed for row in results["rows"])
     assert f"written to {out}" in printed
