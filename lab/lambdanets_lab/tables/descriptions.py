@@ -38,7 +38,8 @@ PARAGRAPHS = {
     "grow with batch size and heads; embeddings do not, and need a third of the memory if the layers of one "
     "resolution share them. GB are GiB, for 128 images in float32, 8 heads of attention, and 3, 4, 6 and 3 "
     "layers on feature maps of side 56, 28, 14 and 7. The paper's space of the lambda convolution counts one "
-    "embedding per pair of positions; one table of r entries, l k r, is enough.",
+    "embedding per pair of positions; one table of r entries, l k r, is enough. The attention that is measured is "
+    "PyTorch's, whose fused kernels store no attention maps.",
     "5": "According to the paper, LambdaResNet-152 trains 9.5 times as fast as EfficientNet-B7, at the same "
     "accuracy. The paper's throughputs were measured on TPUs.",
     "6": "One lambda per head costs h times as much as one lambda shared by all heads. In the paper's space column "

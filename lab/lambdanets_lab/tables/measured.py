@@ -52,28 +52,16 @@ class Measurement:
         return None if training else "throughput"
 
 
-@dataclass(frozen=True)
-class MeasuredTable:
-    """A table of measurements, formatted, to show below a table of the paper."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-
 @dataclass
 class Measured:
     """Measurements of one machine.
 
     values: (value, note), keyed by (table, row, column of the paper).
-    additional: tables of measurements that the paper does not report, keyed by the table below which they are shown.
     figures: paths of figures relative to the page, keyed by table.
     """
 
     values: dict[tuple[str, str, str], tuple[float, str]] = field(default_factory=dict)
     machine: str = ""
-    additional: dict[str, list[MeasuredTable]] = field(default_factory=dict)
     figures: dict[str, str] = field(default_factory=dict)
 
 
@@ -88,9 +76,6 @@ def read(paths: Sequence[Path]) -> Measured:
             measured_on = f"{_machine(content['hardware'])}, PyTorch {torch_version}, {dtype}"
             measurements = _read_measurements(content)
             measured.values |= values_by_cell(measurements)
-            for name in dict.fromkeys(each.table for each in measurements):
-                tables = _additional_tables(name, measurements, measured_on)
-                measured.additional.setdefault(name, []).extend(tables)
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
         except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -158,27 +143,3 @@ def _paper_ratio(table: str, row: str, baseline: str, column: str) -> float | No
         return None
     ratio = float(speeds[row]) / float(speeds[baseline])
     return 1 / ratio if column == LATENCY else ratio
-
-
-def _additional_tables(table: str, measurements: Sequence[Measurement], measured_on: str) -> list[MeasuredTable]:
-    """Make tables of measurements that the paper does not report: training in Table 4, speed in Table 10."""
-    selected = [each for each in measurements if each.table == table and (table == "10" or each.column is None)]
-    if not selected:
-        return []
-    rows = []
-    for each in selected:
-        name, peak = each.row.candidate, each.row.peak_bytes
-        memory = "" if peak is None else f"{peak / 2**30:.2f}"
-        if each.seconds is None:
-            rows.append((name, each.row.skip_reason or "not measured", "", memory))
-        else:
-            baseline = _baseline_seconds(each, measurements)
-            ratio = "" if baseline is None else f"{baseline / each.seconds:.2f}"
-            rows.append((name, f"{1 / each.seconds:.2f}", ratio, memory))
-    passes = "Forward and backward pass" if selected[0].phase == "training" else "Forward pass"
-    title = f"{passes}, batch {selected[0].batch_size}, {selected[0].image_size} pixels. Measured on {measured_on}."
-    header = ("", "images/s", f"x {baseline_row(table)}", "peak memory (GiB)")
-    notes = (
-        "attention here is PyTorch's SDPA, whose fused kernels store no attention maps; the paper's attention did",
-    )
-    return [MeasuredTable(title, header, tuple(rows), notes if table == "4" else ())]

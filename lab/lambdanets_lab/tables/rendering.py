@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from lambdanets.text_tables import markdown_table, text_table
@@ -34,14 +33,11 @@ def to_record(comparison: Comparison) -> dict[str, Any]:
 
 
 def to_json(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
-    """Format the summary, the machine, one object per number, and the additional measured tables as JSON."""
+    """Format the summary, the machine, and one object per number as JSON."""
     content = {
         "summary": summary(comparisons),
         "measured_on": measured.machine or None,
         "numbers": [to_record(c) for c in comparisons],
-        "additional_tables": {
-            name: [asdict(table) for table in tables] for name, tables in measured.additional.items()
-        },
     }
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
@@ -52,9 +48,6 @@ def to_text(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREME
     for name, table_comparisons in _by_table(comparisons).items():
         header, rows, notes = _cells(table_comparisons)
         parts += [_heading(name), "", text_table([header, *rows]), "", *(f"  {note}" for note in notes), ""]
-        for table in measured.additional.get(name, []):
-            text = text_table([table.header, *table.rows])
-            parts += [table.title, "", text, "", *(f"  {note}" for note in table.notes), ""]
     return "\n".join([*parts, *_summary_lines(comparisons, measured)]) + "\n"
 
 
@@ -67,9 +60,6 @@ def to_markdown(comparisons: Sequence[Comparison], measured: Measured = NO_MEASU
         parts += [markdown_table(header, *rows), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
         if name in measured.figures:
             parts += [f"![{TITLES[name]}]({measured.figures[name]})", ""]
-        for table in measured.additional.get(name, []):
-            text = markdown_table(table.header, *table.rows)
-            parts += [table.title, "", text, "", *(f"- {note}" for note in table.notes), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
