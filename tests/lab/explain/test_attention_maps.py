@@ -10,12 +10,8 @@ from lambdanets.ops import definition
 from lambdanets_lab.explain.attention import compute_attention_map, shared_keys
 
 MAPS = {
-    "local": (ln.LambdaLayer2d, {"scope": 5}, (6, 9)),
-    "global": (ln.LambdaLayer2d, {"scope": None, "grid": (6, 9)}, (6, 9)),
-    "smaller grid": (ln.LambdaLayer2d, {"scope": None, "grid": (3, 4)}, (6, 9)),
     "strided": (ln.LambdaLayer2d, {"scope": 5, "stride": 2}, (7, 6)),
     "own pool": (ln.LambdaLayer2d, {"stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True)}, (7, 6)),
-    "dilated": (ln.LambdaLayer2d, {"scope": 5, "dilation": 3}, (11, 8)),
     "causal, L2 keys": (ln.LambdaLayer2d, {"scope": 5, "causal": True, "normalize_keys": "l2"}, (5, 6)),
     "multi-head, bias, u = 2": (
         ln.LambdaLayer2d,
@@ -26,19 +22,8 @@ MAPS = {
     "position bias": (ln.LambdaLayer2d, {"scope": 5, "position_bias": True, "stride": 2}, (6, 7)),
     "content only": (ln.LambdaLayer2d, {"position": False}, (6, 7)),
     "position only": (ln.LambdaLayer2d, {"content": False, "scope": 3}, (6, 7)),
-    "unnormalized keys, softmax queries": (
-        ln.LambdaLayer2d,
-        {"scope": 3, "normalize_keys": None, "normalize_queries": "softmax"},
-        (6, 7),
-    ),
     "dense embedding": (ln.LambdaLayer2d, {"embedding": DenseEmbedding(42, 42, 16)}, (6, 7)),
-    "rows and columns": (
-        ln.LambdaLayer2d,
-        {"embedding": [ln.RelativeEmbedding((1, 5), 16), ln.RelativeEmbedding((5, 1), 16)]},
-        (6, 7),
-    ),
     "slices": (ln.LambdaLayer3d, {"scope": 3, "content": "slices"}, (3, 5, 4)),
-    "volume": (ln.LambdaLayer3d, {"scope": 3, "stride": 2}, (3, 5, 4)),
 }
 
 

@@ -72,19 +72,12 @@ class NotExportable(nn.Module):
         return self.convolution(images) if images.sum() >= 0 else images
 
 
-class NestedOutputs(NotExportable):
-    def forward(self, images):
-        return [self.convolution(images), [images]]
-
-
 @pytest.mark.parametrize(
     ("make_model", "name", "options", "message"),
     [
         (lambda network: network, "m.onnx", {"to": "tensorrt"}, "to must be one of onnx, openvino, pt2, got"),
-        (lambda network: 3, "m.onnx", {}, "model must be a classifier, a detector or a network, got int"),
         (lambda network: nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
         (lambda network: NotExportable(), "m.onnx", {"image_size": 8}, "cannot be exported by torch.export"),
-        (lambda network: NestedOutputs(), "m.onnx", {}, "sequence or mapping of tensors, got list"),
     ],
 )
 def test_invalid_arguments_are_one_line_errors_without_a_file(make_model, name, options, message, network, tmp_path):

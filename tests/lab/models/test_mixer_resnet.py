@@ -46,12 +46,6 @@ def test_pattern_selects_the_stages_with_mixers():
     assert model.layer3[0].conv2.stride == 2
 
 
-def test_output_stride_does_not_dilate_mixers():
-    with torch.device("meta"):
-        model = create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL", output_stride=16)
-        assert model.forward_features(torch.empty(1, 3, 64, 64, device="meta")).shape == (1, 2048, 4, 4)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
