@@ -31,8 +31,9 @@ from lambdanets.ops.position.fused import KERNELS, Fused
 from lambdanets.ops.position.fused_check import Case, Example, max_relative_error, run_kernel
 from lambdanets.ops.position.fused_sizes import ProgramSizes
 from lambdanets.ops.tables import crop_to_grid
-from lambdanets.provenance import provenance
+from lambdanets.provenance import commit, hardware
 from lambdanets_lab.benchmark.peers import PEERS, build_peer
+from lambdanets_lab.results import installed_version
 
 Row = dict[str, Any]
 Measurements = Iterator[tuple[str, Callable[[], Row]]]
@@ -102,7 +103,7 @@ def machine() -> Measurements:
 
 
 def describe_machine() -> Row:
-    row = provenance()
+    row = {"commit": commit(), "torch": torch.__version__, "triton": installed_version("triton"), **hardware()}
     if ON_GPU:
         properties = torch.cuda.get_device_properties(0)
         query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm", "--format=csv,noheader"]
