@@ -78,19 +78,6 @@ def test_output_sides_are_input_sides_divided_by_the_stride(name):
         assert layer(random_maps(2, 16, height, width)).shape == (2, 24, -(-height // 3), -(-width // 3))
 
 
-@pytest.mark.parametrize("name", [name for name in REFERENCES if name != "channel_attention"])
-def test_stride_2_averages_3x3_windows_excluding_padding(name):
-    options = {"scope": 3} if name in WITH_SCOPE else {}
-    strided, unstrided = build(name, stride=2, **options).eval(), build(name, **options).eval()
-    x = random_maps(1, 16, 5, 4)
-    with torch.no_grad():
-        mixed, pooled = unstrided(x), strided(x)
-    for i in range(3):
-        for j in range(2):
-            window = mixed[:, :, max(2 * i - 1, 0) : 2 * i + 2, max(2 * j - 1, 0) : 2 * j + 2]
-            torch.testing.assert_close(pooled[:, :, i, j], window.mean(dim=(2, 3)))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", MIXERS)
 def test_outputs_and_gradients_are_accurate_under_autocast(name, dtype):
