@@ -14,7 +14,7 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "tasks", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 21_262, "lab": 8_861, "native": 1_951, "everything": 36_100, "tests": 21_695}
+MAX_LINES = {"core": 21_262, "lab": 8_857, "native": 1_951, "everything": 36_090, "tests": 21_515}
 MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 58  # the chosen algorithm depends on the processor
 
 FORWARD = """

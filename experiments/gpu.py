@@ -7,7 +7,7 @@ First command. PyTorch with CUDA and Triton must be installed; the other package
 
 | part | what it gives |
 |---|---|
-| machine | versions, rates of matrix products and copies |
+| machine | versions and hardware |
 | compile | all kernels, on all cores |
 | self_test | the check of every kernel in bfloat16 and float32: what `auto` may use |
 | check | the position terms of LambdaResNet-50 at batch 128 first, then edges; 10 runs bit-identical |

@@ -95,11 +95,8 @@ if not ON_GPU:  # Triton's interpreter has no products in bfloat16
 
 
 def machine() -> Measurements:
-    """Versions and hardware, and peak rates."""
+    """Versions and hardware."""
     yield "versions", describe_machine
-    for dtype in (torch.bfloat16, torch.float32):
-        yield f"matrix product, {dtype}", partial(time_product, dtype)
-    yield "copy", time_copy
 
 
 def describe_machine() -> Row:
@@ -111,18 +108,6 @@ def describe_machine() -> Row:
         row["processors"], row["memory_bytes"] = properties.multi_processor_count, properties.total_memory
         row["driver"] = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
     return row
-
-
-def time_product(dtype: torch.dtype) -> Row:
-    side = 8192 if ON_GPU else 64
-    square = torch.randn(side, side, device=DEVICE).to(dtype)
-    return {"tflops": 2 * side**3 / (time_eager(lambda: square @ square)[0] * 1e6)}
-
-
-def time_copy() -> Row:
-    source = torch.empty(1 << 30 if ON_GPU else 1 << 16, device=DEVICE, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return {"gbytes": 2 * len(source) / (time_eager(lambda: target.copy_(source))[0] * 1e3)}
 
 
 def time_eager(call: Callable[[], Any]) -> list[float]:
