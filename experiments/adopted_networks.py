@@ -1,7 +1,7 @@
 """Time of networks with lambda layers of other packages, before and after ln.adopt, and of the layers alone.
 
     python experiments/adopted_networks.py --out FILE [--names NAME ...] [--batch 8] [--threads 2]    measure
-    python experiments/adopted_networks.py [--page docs/benchmark.md]    write table and figure from committed results
+    python experiments/adopted_networks.py [--page docs/benchmark.md]    write the table from committed results
 
 For each network, inference and a training step, original and adopted, contiguous and in channels_last, are timed
 interleaved in one process, after their outputs were compared. The layers alone are timed on the maps that they get in
@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from lambdanets import adopt
 from lambdanets.errors import one_line
 from lambdanets.text_tables import markdown_table
-from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.model import capture_inputs, set_batch_norm_statistics
+from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.export.graphs import fill_zero_norm_weights
 from lambdanets_lab.results import read_results, time_in_turn, write_results
 
@@ -53,7 +52,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
     set_batch_norm_statistics(original, images)
     adopted = copy.deepcopy(original)
     layers = list(adopt(adopted))
-    captured = capture_inputs(original.eval(), layers, functools.partial(_step, original, images, False))
+    captured = _capture_inputs(original.eval(), layers, images)
     rows = []
     for phase in ("inference", "training"):
         training = phase == "training"
@@ -72,7 +71,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
                     errors[f"{kind}, {layout}"] = one_line(error)
         rows.append({"what": "network", "phase": phase, "difference": difference, "errors": errors})
         rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
-        pairs = [(original.get_submodule(n), adopted.get_submodule(n), captured[n][0]) for n in layers]
+        pairs = [(original.get_submodule(n), adopted.get_submodule(n), captured[n]) for n in layers]
         difference = max(_difference(a.eval(), b.eval(), x, LAYER_TOLERANCE) for a, b, x in pairs)
         runs = {
             "original, contiguous": functools.partial(_steps, [(a.train(training), x) for a, _, x in pairs], training),
@@ -81,6 +80,21 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
         rows.append({"what": "layers", "phase": phase, "difference": difference, "errors": {}, "layers": len(layers)})
         rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
     return [{"network": name, "side": side, "batch": batch, **row} for row in rows]
+
+
+@torch.no_grad()
+def _capture_inputs(network: nn.Module, layers: list[str], images: Tensor) -> dict[str, Tensor]:
+    """Return the input of each layer."""
+    captured: dict[str, Tensor] = {}
+
+    def capture(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        captured[name] = arguments[0].clone()
+
+    hooks = [network.get_submodule(name).register_forward_pre_hook(functools.partial(capture, name)) for name in layers]
+    network(images)
+    for hook in hooks:
+        hook.remove()
+    return captured
 
 
 def _step(network: nn.Module, x: Tensor, training: bool) -> None:
@@ -109,7 +123,7 @@ def _difference(original: nn.Module, adopted: nn.Module, x: Tensor, tolerance: f
 
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
-    """Replace the table between the markers of the page, and write the figure next to the page."""
+    """Replace the table between the markers of the page."""
     rows = []
     for name in dict.fromkeys(row["network"] for row in result["rows"]):
         cells = [f"`{name}`" if name in TIMM else name]
@@ -126,33 +140,6 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
     for phase in ("inference", "training"):
         header += [f"{phase}, original", "adopted", "adopted, channels_last", "layers alone"]
     replace_section(page, "adopted_networks", markdown_table(header, *rows) + "\n")
-    plot_style.save(_draw(result), page.with_name("adopted_networks.png"))
-
-
-def _draw(result: dict[str, Any]) -> Any:
-    """Bars of the speed of adopted networks relative to the original, inference and training."""
-    figure, axes = plot_style.subplots(1, 2, width=10, height=3.6)
-    names = list(dict.fromkeys(row["network"] for row in result["rows"]))
-    for ax, phase in zip(axes, ("inference", "training"), strict=True):
-        for offset, layout, color in (
-            (-0.2, "channels_last", plot_style.OURS),
-            (0.2, "contiguous", plot_style.NEUTRAL),
-        ):
-            speeds = []
-            for name in names:
-                medians = _medians(result, name, "network", phase)
-                speeds.append(medians["original, contiguous"] / medians[f"adopted, {layout}"])
-            bars = ax.barh(
-                [i - offset for i in range(len(names))], speeds, 0.4, label=f"adopted, {layout}", color=color
-            )
-            ax.bar_label(bars, [f"{speed:.2f}" for speed in speeds], padding=3, fontsize=9)
-        ax.axvline(1, color=plot_style.REFERENCE, linestyle="--")
-        ax.set(title=phase, xlabel="speed relative to the original, contiguous")
-        ax.set_yticks(range(len(names)), names if ax is axes[0] else [""] * len(names))
-        ax.set_xlim(0, 1.2 * ax.get_xlim()[1])
-        ax.invert_yaxis()
-    axes[1].legend(loc="upper right", fontsize=9)
-    return figure
 
 
 def _medians(result: dict[str, Any], network: str, part: str, phase: str) -> dict[str, float]:

@@ -169,20 +169,17 @@ def span(ratios: Sequence[float]) -> str:
     return f"{low} to {high} times"
 
 
-def read_table(name: str) -> list[dict[str, Any]]:
-    """Read the rows of `lambdanets benchmark` for a table of the paper."""
-    rows: list[dict[str, Any]] = read_results(RESULTS / f"xeon-2-cores/tables/{name}.json")["rows"]
+def read_rows(name: str) -> list[dict[str, Any]]:
+    """Read the rows of a result of `lambdanets benchmark`."""
+    rows: list[dict[str, Any]] = read_results(RESULTS / f"xeon-2-cores/{name}.json")["rows"]
     return rows
 
 
 def layer_costs() -> list[Cost]:
     """Compare time and memory of a layer with the better of two kinds of attention and with the 3x3 convolution."""
     findings = []
-    for kind, column, file in (
-        ("memory", "peak_bytes", "table-4_layers_memory"),
-        ("time", "median_seconds", "table-4_layers_time"),
-    ):
-        rows = [row for row in read_table(file) if row["skip_reason"] is None]
+    for kind, column in (("memory", "peak_bytes"), ("time", "median_seconds")):
+        rows = [row for row in read_rows(f"layers/{kind}") if row["skip_reason"] is None]
         values = {(*row["sizes"].values(), row["candidate"]): row[column] for row in rows}
         noisy = {(*row["sizes"].values(), row["candidate"]) for row in rows if kind == "time" and row["noisy"]}
         for candidates, name, claim in (
@@ -209,7 +206,7 @@ def layer_costs() -> list[Cost]:
 
 def network_costs() -> list[Cost]:
     """Compare ResNet-50 with lambda layers and with local or axial attention in all stages (Table 4)."""
-    rows = {(row["candidate"], row["sizes"]["pass"]): row for row in read_table("table-4")}
+    rows = {(row["candidate"], row["sizes"]["pass"]): row for row in read_rows("tables/table-4")}
     findings = []
     for layer, images in (("axial self-attention", 960), ("local self-attention 7x7", 440)):
         speeds, memory = [], []
@@ -226,7 +223,7 @@ def network_costs() -> list[Cost]:
 
 def extra_data_costs() -> list[Cost]:
     """Compare the networks that the paper trains on extra data (Table 5)."""
-    times = {(row["candidate"], row["sizes"]["pass"]): row["median_seconds"] for row in read_table("table-5")}
+    times = {(row["candidate"], row["sizes"]["pass"]): row["median_seconds"] for row in read_rows("tables/table-5")}
     findings = []
     for other, paper in (("EfficientNet-B7", "9.5 and 6.2"), ("ViT-L/16", "9.0 and 9.5")):
         speeds = [times[other, phase] / times["LambdaResNet-152", phase] for phase in ("training", "inference")]

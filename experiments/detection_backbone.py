@@ -3,19 +3,15 @@
     python experiments/detection_backbone.py --out FILE [--size 1024]      measure
     python experiments/detection_backbone.py [--page docs/benchmark.md]    write the page from committed results
 
-Batch 1, on a CPU, feature maps of strides 4 to 32. All candidates are timed in turn in one process, after their layers
-were compared with float64 references. Then follow the peak memory of one layer on 128 x 128 maps, if it fits into free
-memory, and a training step of Mask R-CNN on LambdaResNet-50 with two images, in a separate process.
+Batch 1, on a CPU, feature maps of strides 4 to 32. All candidates are timed in turn in one process. Then follow the
+peak memory of one layer on 128 x 128 maps, if it fits into free memory, and a training step of Mask R-CNN on
+LambdaResNet-50 with two images.
 """
 
 import argparse
 import copy
 import dataclasses
 import functools
-import json
-import resource
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -35,14 +31,12 @@ from lambdanets_lab.benchmark.measurement import (
     Case,
     MeasureOptions,
     Prepared,
-    Row,
     measure_case,
     set_measurement_options,
 )
-from lambdanets_lab.benchmark.model import capture_inputs, layer_errors, set_batch_norm_statistics
+from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.benchmark.peak_memory import peak_bytes
 from lambdanets_lab.benchmark.peers import Skipped, build_peer
-from lambdanets_lab.benchmark.reference import Error, Expected, compute_expected, reference_copy
 from lambdanets_lab.mixers.attention import GlobalAttention
 from lambdanets_lab.results import read_results, write_results
 from lambdanets_lab.timing import summarize
@@ -73,74 +67,31 @@ class UnfusedAttention(nn.Module):
             return self.layer(x)
 
 
-class Backbones:
-    """The candidates for one image size and pass. Batch norm uses fixed statistics, computed from the images."""
+def make_backbone(images: Tensor) -> nn.Module:
+    """LambdaResNet-50 whose batch norms have fixed statistics, computed from the images."""
+    torch.manual_seed(0)
+    network = create_model("lambda_resnet50", features_only=True, out_indices=(1, 2, 3, 4))
+    set_batch_norm_statistics(network, images)
+    return network.eval()
 
-    def __init__(self, size: int, backward: bool) -> None:
-        self.size, self.backward = size, backward
 
-    @functools.cached_property
-    def lambda_resnet(self) -> Any:
-        torch.manual_seed(0)
-        # zero-initialized residual branches would hide errors
-        network = create_model("lambda_resnet50", features_only=True, out_indices=(1, 2, 3, 4), zero_init_last=False)
-        set_batch_norm_statistics(network, self.images)
-        return network.eval().requires_grad_(self.backward)
+def prepare(name: str, backbone: nn.Module, images: Tensor, backward: bool) -> Prepared:
+    """Prepare the backbone with a candidate's layers in place of its lambda layers."""
+    torch.manual_seed(2)
+    model = copy.deepcopy(backbone).requires_grad_(backward)
+    for path, module in list(model.named_modules()):
+        if isinstance(module, LambdaLayer2d):
+            model.set_submodule(path, build_layer(name, module, images.shape[2] // 16).requires_grad_(backward))
+    release = functools.partial(model.zero_grad, set_to_none=True)
 
-    @functools.cached_property
-    def lambda_layers(self) -> list[str]:
-        return [path for path, module in self.lambda_resnet.named_modules() if isinstance(module, LambdaLayer2d)]
+    def run() -> None:
+        release()
+        with torch.set_grad_enabled(backward):
+            maps = model(images)
+        if backward:
+            torch.autograd.backward(maps, [torch.ones_like(x) for x in maps])
 
-    @functools.cached_property
-    def images(self) -> Tensor:
-        return torch.randn(1, 3, self.size, self.size, generator=torch.Generator().manual_seed(1))
-
-    @functools.cached_property
-    def grad_outputs(self) -> list[Tensor]:
-        """The gradients of the feature maps."""
-        info = self.lambda_resnet.feature_info
-        sides = [-(-self.size // stride) for stride in info.reduction()]
-        return [torch.randn(1, dim, side, side) for dim, side in zip(info.channels(), sides, strict=True)]
-
-    def run(self, model: nn.Module) -> None:
-        """Run the pass, and allocate new gradients."""
-        model.zero_grad(set_to_none=True)
-        with torch.set_grad_enabled(self.backward):
-            maps = model(self.images)
-        if self.backward:
-            torch.autograd.backward(maps, self.grad_outputs)
-
-    @functools.cached_property
-    def captured(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """The input of each lambda layer and, with a backward pass, the gradient of its output."""
-        network = self.lambda_resnet
-        return capture_inputs(network, self.lambda_layers, lambda: self.run(network))
-
-    @functools.cached_property
-    def expected(self) -> dict[str, Expected]:
-        """The float64 reference of each lambda layer, by its path."""
-        return {
-            path: compute_expected(reference_copy(self.lambda_resnet.get_submodule(path)), *self.captured[path])
-            for path in self.lambda_layers
-        }
-
-    def prepare(self, name: str) -> Prepared:
-        torch.manual_seed(2)
-        model = copy.deepcopy(self.lambda_resnet)
-        for path in self.lambda_layers:
-            layer = build_layer(name, self.lambda_resnet.get_submodule(path), self.size // 16)
-            model.set_submodule(path, layer.requires_grad_(self.backward))
-
-        def errors() -> dict[str, Error]:
-            is_lambda = name in (LAMBDA_LAYER, "lambda-networks")
-            expected = self.expected
-            if not is_lambda:
-                layers = {path: reference_copy(model.get_submodule(path)) for path in self.lambda_layers}
-                expected = {path: compute_expected(layer, *self.captured[path]) for path, layer in layers.items()}
-            return layer_errors(model, {path: (*self.captured[path], expected[path]) for path in self.lambda_layers})
-
-        release = functools.partial(model.zero_grad, set_to_none=True)
-        return Prepared(functools.partial(self.run, model), errors, release)
+    return Prepared(run, dict, release)
 
 
 def build_layer(name: str, lambda_layer: LambdaLayer2d, side: int) -> nn.Module:
@@ -183,9 +134,7 @@ def training_step(size: int) -> dict[str, Any]:
         return time.perf_counter() - start
 
     step()
-    seconds = [step() for _ in range(2)]
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"seconds": seconds, "peak_resident_bytes": resident, "peak_bytes": peak_bytes(step, CPU)}
+    return {"seconds": [step() for _ in range(2)], "peak_bytes": peak_bytes(step, CPU)}
 
 
 def forward_and_backward(layer: nn.Module, x: Tensor) -> None:
@@ -214,21 +163,19 @@ def peak_at_stride_8(size: int) -> dict[str, int | str]:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    rows: list[Row] = []
-    for number, phase in enumerate(PASSES):
-        backbones = Backbones(options.size, phase == PASSES[1])
-        candidates = [Candidate(name, functools.partial(backbones.prepare, name)) for name in ROWS]
-        limits = {"repeats": options.repeats, "seconds": options.seconds, "seed": number, "on_progress": print}
-        case = Case({"size": options.size, "pass": phase}, candidates)
-        measure_case(case, rows, MeasureOptions(CPU, time=True, memory=True, **limits))
+    images = torch.randn(1, 3, options.size, options.size, generator=torch.Generator().manual_seed(1))
+    backbone, rows = make_backbone(images), []
+    limits = {"repeats": options.repeats, "seconds": options.seconds, "on_progress": print}
+    for phase in PASSES:
+        backward = phase == PASSES[1]
+        candidates = [Candidate(name, functools.partial(prepare, name, backbone, images, backward)) for name in ROWS]
+        measure_case(Case({"size": options.size, "pass": phase}, candidates), rows, MeasureOptions(CPU, **limits))
     medians = [{"median_seconds": summarize(row.seconds).median} if row.seconds else {} for row in rows]
-    command = [sys.executable, __file__, "--step", "--size", str(options.size)]
-    step = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return {
         "size": options.size,
         "rows": [dataclasses.asdict(row) | median for row, median in zip(rows, medians, strict=True)],
         "stride_8": peak_at_stride_8(options.size),
-        "training_step": json.loads(step),
+        "training_step": training_step(options.size),
     }
 
 
@@ -267,8 +214,7 @@ One layer in c3, {STRIDE_8_CHANNELS} channels on {size // 8} x {size // 8} posit
 {markdown_table(["layer", "peak GiB"], *peaks)}
 
 A training step of Mask R-CNN on LambdaResNet-50 with two images of {size} x {size} takes
-{summarize(step["seconds"]).median:.0f} s and {step["peak_bytes"] / 2**30:.1f} GiB; its process has a peak of \
-{step["peak_resident_bytes"] / 2**30:.1f} GiB.
+{summarize(step["seconds"]).median:.0f} s and {step["peak_bytes"] / 2**30:.1f} GiB.
 """
 
 
@@ -277,12 +223,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024, help="side of the images in pixels")
     parser.add_argument("--repeats", type=int, default=5, help="maximum number of timed runs per candidate")
     parser.add_argument("--seconds", type=float, default=40, help="time limit per candidate in seconds")
-    parser.add_argument("--step", action="store_true", help="measure only the training step, and print JSON")
     options = parser.parse_args()
     set_measurement_options(None)
-    if options.step:
-        print(json.dumps(training_step(options.size)))
-    elif options.out:
+    if options.out:
         write_results(options.out, measure(options), ["lambda-networks"])
     else:
         results = read_results(RESULTS / "epyc-2-cores/detection_backbone.json")

@@ -1,12 +1,11 @@
-"""Trained models in ONNX Runtime and OpenVINO: objects of a detector; accuracy, size and time of int8.
+"""Trained models in ONNX Runtime and OpenVINO: objects of a detector; accuracy, size and time of int8 classifiers.
 
-    python experiments/exported_runs.py --out FILE --run NAME RUN DATA [--run ...] [--images FOLDER]    measure
+    python experiments/exported_runs.py --out FILE --run NAME RUN DATA [--run ...] --detector RUN FOLDER    measure
     python experiments/exported_runs.py [--page docs/benchmark.md]    write the page from committed results
 
-For each run (a NAME for the table, a run folder, and data as for `lambdanets export --int8`), the float32 and the int8
-file of each runtime and PyTorch are timed in turn, with one image and one thread. A detector is also exported with
-dynamic size, and its objects in 20 images of FOLDER are compared with those in PyTorch. Results are written after each
-run.
+For each classifier (a NAME for the table, a run folder, and data as for `lambdanets export --int8`), the float32 and
+the int8 file of each runtime and PyTorch are timed in turn, with one image and one thread. A detector is exported with
+dynamic size, and its objects in 20 images of FOLDER are compared with those in PyTorch.
 """
 
 import functools
@@ -61,10 +60,9 @@ def measure(name: str, run: Path, data: str, folder: Path, seconds: float) -> li
         images = graph.make_images(graph.shape, torch.Generator().manual_seed(0))
         for dtype, exported in files.items():
             runs[to, dtype] = functools.partial(exported.run, images)
-            row = {"run": name, "to": to, "dtype": dtype, "shape": list(graph.shape), "metric": result.metric}
+            row = {"run": name, "to": to, "dtype": dtype, "shape": list(graph.shape)}
             size = sum(file.stat().st_size for file in exported.files)
             rows[to, dtype] = row | {"images": result.images, "accuracy": accuracy[dtype], "bytes": size}
-        rows[to, "int8"]["float_layers"] = list(result.float_layers)
         runs["PyTorch", "float32"] = functools.partial(graph.run_pytorch, images)
         print(rows[to, "int8"], flush=True)
     rows["PyTorch", "float32"] = {"run": name, "to": "PyTorch", "dtype": "float32"}
@@ -81,14 +79,13 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
     for name in dict.fromkeys(row["run"] for row in result["rows"]):
         for to in FORMATS:
             before, after = by_key[name, to, "float32"], by_key[name, to, "int8"]
-            metric = f"{before['metric']}, {before['images']:,} images"
+            metric = f"top-1, {before['images']:,} images"
             cells = [f"{100 * row['accuracy']:.2f}%" for row in (before, after)]
             cells += [f"{before['bytes'] / 1e6:.2f} to {after['bytes'] / 1e6:.2f} MB"]
             cells += [f"{row['milliseconds']['median']:.2f}" for row in (before, after)]
-            rows.append([name, RUNTIMES[to].title, metric, *cells, str(len(after["float_layers"]))])
-    table = markdown_table(
-        ["model", "runtime", "metric", "float32", "int8", "size", "float32 ms", "int8 ms", "layers in float32"], *rows
-    )
+            rows.append([name, RUNTIMES[to].title, metric, *cells])
+    header = ["model", "runtime", "metric", "float32", "int8", "size", "float32 ms", "int8 ms"]
+    table = markdown_table(header, *rows)
     agreements = []
     for to in FORMATS:
         images = [row for row in result["objects"] if row["to"] == to]
@@ -105,7 +102,7 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
 def main() -> None:
     parser = Script(__doc__, "benchmark.md")
     parser.add_argument("--run", nargs=3, action="append", default=[], metavar=("NAME", "RUN", "DATA"))
-    parser.add_argument("--images", type=Path, help="folder of images for the detector")
+    parser.add_argument("--detector", nargs=2, type=Path, metavar=("RUN", "FOLDER"))
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each candidate, roughly")
     arguments = parser.parse_args()
     if arguments.out is None:
@@ -115,10 +112,10 @@ def main() -> None:
     result: dict[str, Any] = {"rows": [], "objects": []}
     with tempfile.TemporaryDirectory() as folder:
         for name, run, data in arguments.run:
-            if arguments.images and isinstance(ln.load(run, device="cpu"), ln.Detector):
-                result["objects"] += compare_objects(Path(run), arguments.images, Path(folder))
             result["rows"] += measure(name, Path(run), data, Path(folder), arguments.seconds)
-            write_results(arguments.out, result, ("onnxruntime", "openvino", "onnxscript", "nncf"))
+        if arguments.detector:
+            result["objects"] = compare_objects(*arguments.detector, Path(folder))
+    write_results(arguments.out, result, ("onnxruntime", "openvino", "onnxscript", "nncf"))
 
 
 if __name__ == "__main__":

@@ -3,31 +3,29 @@
 First command. PyTorch with CUDA and Triton must be installed; the other packages' layers are optional:
 
     export PYTHONPATH=src:lab PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=runs/triton LAMBDANETS_CACHE=runs/lambdanets
-    python experiments/gpu.py --out runs/gpu --commit HASH
+    python experiments/gpu.py --out runs/gpu
 
-| minutes | part | what it gives |
-|---|---|---|
-| 0.0 to 0.5 | machine | versions, rates of matrix products, copies and the L2 cache |
-| 0.5 to 1.2 | compile | all kernels that any part launches, on all cores |
-| 1.2 to 2.0 | self_test | the check of every kernel in bfloat16 and float32: what `auto` may use |
-| 2.0 to 2.8 | check | the position terms of LambdaResNet-50 at batch 128 first, then edges; 10 runs bit-identical |
-| 2.8 to 4.3 | layers | 3x3 convolution, lambda layers by algorithm, layers of other packages; peak memory |
-| 4.3 to 5.2 | networks | four networks, inference and training, eager and as a CUDA graph |
-| 5.2 to 6.8 | kernels | microseconds of each kernel |
-| 6.8 to 7.8 | tiles | other tiles than the chosen ones: what `fused.choose_program_sizes` should choose |
-| 7.8 to 8.1 | profile | operations of a layer by CPU time, kernels of a network by GPU time |
-| 8.1 to 8.6 | smoke | unusual layers against query_order in float32 |
+| part | what it gives |
+|---|---|
+| machine | versions and hardware |
+| compile | all kernels, on all cores |
+| self_test | the check of every kernel in bfloat16 and float32: what `auto` may use |
+| check | the position terms of LambdaResNet-50 at batch 128 first, then edges; 10 runs bit-identical |
+| layers | 3x3 convolution, lambda layers by algorithm, layers of other packages; peak memory |
+| networks | four networks, inference and training, eager and as a CUDA graph |
+| kernels | microseconds of each kernel |
+| tiles | other tiles than the chosen ones: what `fused.choose_program_sizes` should choose |
+| smoke | unusual layers against query_order in float32 |
 
 Second command, after the first or after a change, with the parts that are wanted again:
 
-    python experiments/gpu.py --out runs/gpu2 --commit HASH --parts kernels tiles --minutes 3
+    python experiments/gpu.py --out runs/gpu2 --parts kernels tiles --minutes 3
 
 `--table runs/gpu/gpu.jsonl` prints measured times and everything that failed.
 
 Each part runs in its own process and ends at its limit. A case that raises is named in a row, and the next one runs; a
 corrupted CUDA context ends the part. Two files are written: rows go to gpu.jsonl as they come, standard error to
-errors.txt. `--dry-run` tries the script on a CPU, with tiny problems in Triton's interpreter (NumPy
-below 2.4 with Triton 3.6).
+errors.txt. Without a GPU, the script tries tiny problems in Triton's interpreter (NumPy below 2.4 with Triton 3.6).
 """
 
 import argparse
@@ -40,57 +38,48 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 # Parts in order of what is lost if the time ends early, with their shares of it in minutes. A part may
 # also use what the parts before it have left.
 PARTS = {
     "machine": 0.6,  # with the first imports on a new machine
-    "compile": 0.9,
+    "compile": 1.2,
     "self_test": 1.0,
     "check": 0.9,
     "layers": 1.6,
     "networks": 0.8,
     "kernels": 1.3,
     "tiles": 0.8,
-    "profile": 0.3,
     "smoke": 0.5,
 }
 SECONDS_TO_STOP = 10  # for the last case of a part after its time limit
 MAX_LENGTH = 160  # of a failure in the table
 
 
-def run_part(name: str, out: Path, seconds: float, dry_run: bool, commit: str | None = None) -> None:
+def run_part(name: str, out: Path, seconds: float) -> None:
     """Run a part within its time limit, and append a row with its time and failure."""
     script, start = Path(__file__).with_name("gpu_parts.py"), time.time()
     command = [sys.executable, str(script), name, "--out", str(out), "--until", f"{start + seconds:.0f}"]
-    command += ["--commit", commit] if commit else []
     environment = dict(os.environ)
-    if dry_run:
-        command.append("--dry-run")
+    if not torch.cuda.is_available():
         environment |= {"TRITON_INTERPRET": "1", "LAMBDANETS_CACHE": str(out.parent / "cache")}
     row: dict[str, Any] = {"part": name, "name": "whole part"}
-    errors = out.with_name("errors.txt")  # one file, because only 8 files come back
+    errors = out.with_name("errors.txt")
     with errors.open("ab") as file:
         file.write(f"\n== {name}\n".encode())
         file.flush()
+        process = subprocess.Popen(command, env=environment, stderr=file, start_new_session=True)
         try:
-            if code := run_group(command, environment, file, seconds + SECONDS_TO_STOP):
+            if code := process.wait(seconds + SECONDS_TO_STOP):
                 lines = errors.read_text(errors="replace").strip().splitlines()
                 row["failure"] = (lines or [f"ended with {code}"])[-1][:500]
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with its pool of compilers
+            process.wait()
             row["failure"] = f"exceeded {seconds:.0f} s"
     with out.open("a") as file:
         file.write(json.dumps(row | {"seconds": round(time.time() - start, 1)}) + "\n")
-
-
-def run_group(command: list[str], environment: dict[str, str], errors: Any, limit: float) -> int:
-    """Run a command in its own session and, at the time limit, kill it with its pool of compilers."""
-    process = subprocess.Popen(command, env=environment, stderr=errors, start_new_session=True)
-    try:
-        return process.wait(limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -107,12 +96,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def format_table(rows: list[dict[str, Any]]) -> str:
     """A table of measured times, failed checks, and failures."""
     lines = []
-    timed = [row for row in rows if "graph_us" in row or "eager_us" in row]
-    if timed:
-        lines.append(f"{'part':<10}{'name':<64}{'us':>10}")
-    for row in timed:
-        measured = row.get("kernel_us", row.get("graph_us", row.get("eager_us")))
-        lines.append(f"{row['part']:<10}{row['name'][:63]:<64}{measured:>10.1f}")
+    for row in rows:
+        if "eager_us" in row:
+            measured = row.get("kernel_us", row.get("graph_us", row["eager_us"]))
+            lines.append(f"{row['part']:<10}{row['name'][:63]:<64}{measured:>10.1f} us")
     checks = [row for row in rows if "correct" in row]
     failed = [row for row in checks if not (row["correct"] and row.get("bit_identical", True))]
     lines.append(f"{len(checks) - len(failed)} of {len(checks)} checks are correct and bit-identical")
@@ -126,14 +113,8 @@ def main() -> None:
     group = parser.add_mutually_exclusive_group(required=True)
     group.add_argument("--out", type=Path, help="folder of gpu.jsonl, to which rows are appended")
     group.add_argument("--table", type=Path, help="print the table of this gpu.jsonl")
-    parser.add_argument(
-        "--parts", nargs="*", default=list(PARTS), choices=list(PARTS), help="parts to run; default: all"
-    )
-    parser.add_argument(
-        "--minutes", type=float, help=f"time limit of all parts together; default: {sum(PARTS.values()):.1f} for all"
-    )
-    parser.add_argument("--commit", help="git commit of the code, for machines without git")
-    parser.add_argument("--dry-run", action="store_true", help="run tiny problems on a CPU")
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=list(PARTS), help="parts to run")
+    parser.add_argument("--minutes", type=float, help="time limit of all parts together")
     arguments = parser.parse_args()
     if arguments.table is not None:
         print(format_table(read_rows(arguments.table)))
@@ -144,7 +125,7 @@ def main() -> None:
     scale = 60 * (arguments.minutes or minutes) / minutes
     for i, name in enumerate(arguments.parts):
         end = start + scale * sum(PARTS[part] for part in arguments.parts[: i + 1])
-        run_part(name, out, max(end - time.monotonic(), 5), arguments.dry_run, arguments.commit)
+        run_part(name, out, max(end - time.monotonic(), 5))
     print(format_table(read_rows(out)))
 
 

@@ -1,6 +1,6 @@
-"""Compiles every fused kernel and checks its machine code: shared memory, spills, tensor cores, pipelined loads.
+"""Compiles every fused kernel and checks its code: shared memory, spills, tensor cores, asynchronous loads.
 
-    python experiments/kernels.py --out FILE [--architectures 80 90] [--heads 4] [--depths 16 64] [--processes 2]
+    python experiments/kernels.py [--architectures 80 90] [--heads 4] [--depths 16 64] [--processes 2]
 
 Needs Triton but no GPU. Compiles each kernel with the tiles that the launchers choose for each compute capability,
 number of heads, value depth and batch, and prints failed checks. The exit code is 1 if a check fails.
@@ -8,7 +8,6 @@ number of heads, value depth and batch, and prints failed checks. The exit code 
 
 import argparse
 import itertools
-import json
 import re
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -99,94 +97,43 @@ def max_shared_memory(capability: tuple[int, int]) -> int:
 
 
 def examine(configuration: Configuration) -> dict[str, Any]:
-    """Compile a kernel; returns its resources and the instruction counts of its inner loop per warp.
+    """Compile a kernel; returns its resources, its matrix instruction and its loads from global memory.
 
-    "products" counts matrix (MMA) instructions, "loads" asynchronous and "loads_not_ahead" synchronous loads from
-    global memory; "stages_ahead" is the number of pipeline stages that are prefetched.
+    "loads" counts asynchronous loads; "stages_ahead" is the number of pipeline stages that are prefetched.
     """
     row = vars(configuration) | {"tiles": configuration.tiles._asdict()}
     try:
         code = compile_kernel(configuration)
         registers, stack = resources(code)
-        loop = inner_loop(code)
     except Exception as error:  # also of the CUDA tools, whose output may have another format
         return row | {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-    async_loads = [opcode for opcode in loop if opcode.startswith("LDGSTS")]
-    num_sync_loads = sum(opcode.startswith("LDG.") for opcode in loop)
-    tiles, ptx = configuration.tiles, code.asm["ptx"]
+    tiles, ptx, shared_bytes = configuration.tiles, code.asm["ptx"], code.metadata.shared
     prefetched_stages = re.findall(r"cp\.async\.wait_group\s+(0x[0-9a-f]+|\d+)", ptx)  # stages that are not waited for
-    shared_bytes = code.metadata.shared
     limit = max_shared_memory(divmod(configuration.architecture, 10))
     resident_programs = min((limit + 1024) // (shared_bytes + 1024), REGISTERS // (registers * 32 * tiles.warps))
     return row | {
         "shared": shared_bytes,
         "fits": shared_bytes <= limit,
-        "registers": registers,
         "stack": stack,
-        "residency": resident_programs,
         "warps_per_scheduler": resident_programs * tiles.warps / 4,
-        "instructions": len(loop),
-        "products": count_mma(loop),
         "instruction": next((name for name in ("tcgen05.mma", "wgmma.mma_async", "mma.sync") if name in ptx), "fma"),
-        "loads": len(async_loads),
-        "loads_of_16_bytes": sum(".128" in opcode for opcode in async_loads),
-        "loads_bypassing_l1": sum(".BYPASS" in opcode for opcode in async_loads),
-        "loads_not_ahead": num_sync_loads,
+        "loads": len(re.findall(r"cp\.async\.c[ag]\.shared", ptx)),
         "stages_ahead": max(map(int, prefetched_stages), default=0),
     }
 
 
-def _cuda_tool(name: str) -> str:
+def resources(code: Any) -> tuple[int, int]:
+    """Registers and bytes of stack per thread."""
     from triton import knobs
 
-    return str(Path(knobs.nvidia.cuobjdump.path).with_name(name))
-
-
-def _run_on_cubin(code: Any, *command: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code.asm["cubin"])
         file.flush()
-        run = subprocess.run([*command, file.name], capture_output=True, text=True, check=True)
-    return run.stdout + run.stderr
-
-
-def resources(code: Any) -> tuple[int, int]:
-    """Registers and bytes of stack per thread."""
-    report = _run_on_cubin(code, _cuda_tool("cuobjdump"), "-res-usage")
-    match = re.search(r"REG:(\d+) STACK:(\d+)", report)
-    assert match is not None, report
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+    match = re.search(r"REG:(\d+) STACK:(\d+)", run.stdout + run.stderr)
+    assert match is not None, run.stderr
     return int(match[1]), int(match[2])
-
-
-def inner_loop(code: Any) -> list[str]:
-    """The opcodes of the shortest loop with the most matrix products or, without products, of the longest loop."""
-    opcodes: list[str] = []
-    labels: dict[str, int] = {}
-    loops: list[tuple[int, int]] = []
-    for line in _run_on_cubin(code, _cuda_tool("nvdisasm"), "-c").splitlines():
-        label = re.match(r"\s*(\.L_x_\d+):", line)
-        if label:
-            labels[label[1]] = len(opcodes)
-        instruction = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)(.*)", line)
-        if instruction:
-            opcodes.append(instruction[1])
-            target = re.search(r"\((\.L_x_\d+)\)", instruction[2])
-            if instruction[1].startswith("BRA") and target and target[1] in labels:
-                loops.append((labels[target[1]], len(opcodes)))
-    if not loops:
-        return []
-
-    def priority(loop: tuple[int, int]) -> tuple[int, int]:
-        length, num_mma = loop[1] - loop[0], count_mma(opcodes[slice(*loop)])
-        return num_mma, -length if num_mma else length
-
-    start, end = max(loops, key=priority)
-    return opcodes[start:end]
-
-
-def count_mma(opcodes: Sequence[str]) -> int:
-    """The number of matrix-product instructions."""
-    return sum("MMA" in opcode for opcode in opcodes)
 
 
 def failures(row: dict[str, Any]) -> Iterator[str]:
@@ -200,40 +147,26 @@ def failures(row: dict[str, Any]) -> Iterator[str]:
         yield f"{row['stack']} bytes of stack"
     if row["dtype"] != "float32" and row["instruction"] == "fma":
         yield "no tensor cores"
-    # of `grad_table`, loads of queries of less than 4 bytes per thread cannot be asynchronous
-    if (row["loads_not_ahead"] and row["kernel"] != "grad_table") or not row["loads"]:
-        yield f"{row['loads_not_ahead']} loads are not pipelined"
+    if not row["loads"]:
+        yield "no asynchronous loads"
     if row["tiles"]["stages"] > 2 and not row["stages_ahead"]:
         yield "the loads of the next step start only after waiting for those of the current step"
     if row["dtype"] != "float32" and row["warps_per_scheduler"] < 2:
         yield f"{row['warps_per_scheduler']} warps per scheduler"
 
 
-def to_json(rows: list[dict[str, Any]], version: str) -> str:
-    """JSON with the column names once and one line per row."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [[[*row["tiles"].values()] if name == "tiles" else row.get(name) for name in columns] for row in rows]
-    head = f'{{"triton": {json.dumps(version)},\n "tiles": {json.dumps(ProgramSizes._fields)},\n'
-    head += f' "columns": {json.dumps(columns)},\n'
-    return head + ' "rows": [\n' + ",\n".join(json.dumps(line) for line in lines) + "\n]}\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON file for the rows")
     parser.add_argument("--architectures", nargs="*", type=int, default=ARCHITECTURES)
     parser.add_argument("--heads", nargs="*", type=int, default=HEADS)
     parser.add_argument("--depths", nargs="*", type=int, default=VALUE_DEPTHS)
     parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), choices=list(DTYPES))
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
-    import triton
-
     selected = configurations(arguments.architectures, arguments.heads, arguments.depths, arguments.dtypes)
-    rows, num_failed, num_spilling = [], 0, 0
+    num_failed = num_spilling = 0
     with ProcessPoolExecutor(arguments.processes) as pool:
         for configuration, row in zip(selected, pool.map(examine, selected), strict=True):
-            rows.append(row)
             reasons = "; ".join(failures(row))
             num_failed += bool(reasons)
             num_spilling += row.get("stack", 0) > 0
@@ -241,10 +174,7 @@ def main() -> int:
                 name = f"{configuration.kernel} sm_{configuration.architecture} h={configuration.heads}"
                 note = reasons or f"{row['stack']} bytes of stack, allowed"
                 print(f"{name} {configuration.dtype} {tuple(configuration.tiles)}: {note}", flush=True)
-    print(f"{len(rows)} configurations, {num_failed} failed, {num_spilling} use the stack; Triton {triton.__version__}")
-    if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(to_json(rows, triton.__version__))
+    print(f"{len(selected)} configurations, {num_failed} failed, {num_spilling} use the stack")
     return int(num_failed > 0)
 
 

@@ -11,7 +11,7 @@ from lambdanets.cli import COMMANDS
 HEAVY = ("torch", "torchvision", "timm", "lightning", "numpy", "matplotlib", "pyarrow")
 HELP_COMMANDS = [
     *COMMANDS,
-    *(f"benchmark {kind}" for kind in ("layer", "model", "memory", "scaling", "tables")),
+    *(f"benchmark {kind}" for kind in ("layer", "model", "scaling", "tables")),
     *("train cifar10", "train nuclei", "pseudo-label select", "compare scope"),
 ]
 INVALID_COMMANDS = [

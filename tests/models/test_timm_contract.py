@@ -1,7 +1,4 @@
-"""timm's requirements on models: shapes on the meta device, everything else on small models.
-
-experiments/timm_tests.py runs timm's own tests on all models.
-"""
+"""timm's requirements on models: shapes on the meta device, everything else on small models."""
 
 import copy
 import fnmatch

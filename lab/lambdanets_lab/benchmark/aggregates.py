@@ -1,13 +1,10 @@
-"""Aggregates of benchmark rows over the cases. Noisy times are excluded."""
+"""Ratios of benchmark rows within a case, and exponents over the cases. Noisy times are excluded."""
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lambdanets_lab.benchmark.layer import OURS
 from lambdanets_lab.benchmark.measurement import Row
-from lambdanets_lab.benchmark.model import PLAIN
 from lambdanets_lab.timing import fit_exponent, summarize
 
 Quantity = Callable[[Row], float | None]
@@ -21,11 +18,6 @@ def median_seconds(row: Row) -> float | None:
 def quiet_seconds(row: Row) -> float | None:
     """Return the median time; None also if the times are noisy."""
     return None if row.noisy else median_seconds(row)
-
-
-def peak_bytes(row: Row) -> float | None:
-    """Return the peak memory; None if it was not measured."""
-    return row.peak_bytes
 
 
 def ratios(rows: Iterable[Row], quantity: Quantity, base: str) -> list[tuple[Row, float]]:
@@ -48,39 +40,14 @@ def group(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any
     return groups
 
 
-def mean_ratios(rows: Sequence[Row], quantity: Quantity) -> list[dict[str, Any]]:
-    """Return the geometric mean over shapes of baseline / ours, per scope and pass."""
-    pairs = [pair for pair in ratios(rows, quantity, OURS) if pair[0].candidate != OURS]
-    groups = group(pairs, lambda pair: (pair[0].candidate, pair[0].sizes["scope"], pair[0].sizes["pass"]))
-    return [
-        {
-            "candidate": name,
-            "scope": scope,
-            "pass": phase,
-            "geometric_mean_over_ours": statistics.geometric_mean(ratio for _, ratio in pairs),
-            "shapes": len(pairs),
-        }
-        for (name, scope, phase), pairs in groups.items()
-    ]
-
-
-def relative_throughput(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the throughput relative to plain ResNet-50."""
-    return [
-        {"candidate": row.candidate, "pass": row.sizes["pass"], "throughput_relative_to_resnet50": 1 / ratio}
-        for row, ratio in ratios(rows, quiet_seconds, PLAIN)
-    ]
-
-
-def fit_exponents(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Fit the exponent of time against n to the larger half of the measured sizes."""
+def fit_exponents(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
+    """Fit the exponent of time against n to the larger half of the sizes, by candidate, setting and pass."""
     points = [(row, seconds) for row in rows if (seconds := quiet_seconds(row))]
     groups = group(points, lambda point: (point[0].candidate, point[0].sizes["setting"], point[0].sizes["pass"]))
-    entries = []
-    for (name, setting, phase), measured in groups.items():
+    exponents = {}
+    for key, measured in groups.items():
         larger = measured[-max(2, math.ceil(len(measured) / 2)) :]
-        sizes = [row.sizes["n"] for row, _ in larger]
-        if (exponent := fit_exponent(sizes, [seconds for _, seconds in larger])) is not None:
-            entry = {"candidate": name, "setting": setting, "pass": phase, "exponent_of_time": exponent}
-            entries.append(entry | {"from_n": sizes[0], "to_n": sizes[-1]})
-    return entries
+        exponent = fit_exponent([row.sizes["n"] for row, _ in larger], [seconds for _, seconds in larger])
+        if exponent is not None:
+            exponents[key] = exponent
+    return exponents

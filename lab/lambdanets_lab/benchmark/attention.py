@@ -36,13 +36,12 @@ class AttentionLayer(nn.Module):
         """Attention of each head; all tensors are (b, h, n, c)."""
         raise NotImplementedError
 
-    def reference(self, x: Tensor) -> Tensor:
-        """The output for float64 x, computed from the equation without optimizations."""
-        weights = self.projection.weight.double()
-        projected = F.conv2d(x, weights).flatten(2).unflatten(1, (3, self.heads, -1)).transpose(3, 4)
-        bias = relative_bias(self.table.double(), self.grid)
-        output = reference.attention(projected[:, 0], projected[:, 1], projected[:, 2], bias)
-        return output.transpose(2, 3).flatten(1, 2).unflatten(2, self.grid)
+
+class ReferenceAttention(AttentionLayer):
+    """The equation without optimizations."""
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return reference.attention(queries, keys, values, relative_bias(self.table, self.grid))
 
 
 class _Sdpa(AttentionLayer):

@@ -1,6 +1,5 @@
-"""The kinds of benchmark: what each measures, aggregates and draws."""
+"""The kinds of benchmark: what each measures and draws."""
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +8,6 @@ import torch
 from matplotlib.figure import Figure
 
 from lambdanets_lab.benchmark import layer, model, plots, scaling, tables
-from lambdanets_lab.benchmark.aggregates import (
-    Quantity,
-    fit_exponents,
-    mean_ratios,
-    peak_bytes,
-    quiet_seconds,
-    relative_throughput,
-)
 from lambdanets_lab.benchmark.measurement import Case, Row
 
 
@@ -25,39 +16,19 @@ class Kind:
     """A kind of benchmark.
 
     make_cases: makes the cases from options, device and the rows measured so far. candidates: names that
-    --candidates accepts. aggregate, draw: summarize and plot all rows; draw returns None if there is nothing to plot.
+    --candidates accepts. draw: plots all rows, or returns None if there is nothing to plot.
     """
 
     make_cases: Callable[[Any, torch.device, Sequence[Row]], list[Case]]
     candidates: Sequence[str]
-    aggregate: Callable[[Sequence[Row]], list[dict[str, Any]]]
-    draw: Callable[[Sequence[Row]], Figure | None]
-    time: bool = True
-    memory: bool = False
+    draw: Callable[[Sequence[Row]], Figure | None] = lambda rows: None
     images_per_second: bool = False
-
-    @property
-    def quantity(self) -> Quantity:
-        """The quantity that candidates are compared by."""
-        return quiet_seconds if self.time else peak_bytes
 
 
 KINDS = {
-    "layer": Kind(
-        layer.make_cases, layer.NAMES, functools.partial(mean_ratios, quantity=quiet_seconds), plots.draw_layer_times
-    ),
-    "model": Kind(model.make_cases, model.NAMES, relative_throughput, plots.draw_throughput, images_per_second=True),
-    "memory": Kind(
-        layer.make_cases,
-        layer.NAMES,
-        functools.partial(mean_ratios, quantity=peak_bytes),
-        plots.draw_layer_memory,
-        time=False,
-        memory=True,
-    ),
-    "scaling": Kind(scaling.make_cases, scaling.NAMES, fit_exponents, plots.draw_scaling, memory=True),
+    "layer": Kind(layer.make_cases, layer.NAMES, plots.draw_layer_times),
+    "model": Kind(model.make_cases, model.NAMES, images_per_second=True),
+    "scaling": Kind(scaling.make_cases, scaling.NAMES, plots.draw_scaling),
     # `lambdanets tables --measured` shows the results and draws their figures
-    "tables": Kind(
-        tables.make_cases, tables.NAMES, lambda rows: [], lambda rows: None, memory=True, images_per_second=True
-    ),
+    "tables": Kind(tables.make_cases, tables.NAMES, images_per_second=True),
 }

@@ -11,7 +11,7 @@ from lambdanets.device import free_memory
 from lambdanets.layers import LambdaLayer2d
 from lambdanets_lab.benchmark import attention
 from lambdanets_lab.benchmark.measurement import Candidate, Case, Prepared, prepare_module
-from lambdanets_lab.benchmark.options import LayerOptions, parse_shape
+from lambdanets_lab.benchmark.options import Layer, parse_shape
 from lambdanets_lab.benchmark.peers import PEERS, Skipped, build_peer
 from lambdanets_lab.benchmark.reference import Expected, compute_expected, reference_copy
 
@@ -19,7 +19,7 @@ OURS, CONVOLUTION = "lambdanets", "convolution"
 NAMES = [OURS, *PEERS, *attention.ATTENTION, CONVOLUTION]
 
 
-def make_cases(options: LayerOptions, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
+def make_cases(options: Layer, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
     """Make one case per shape, scope and pass."""
     return [
         _case(options, device, shape, scope, phase)
@@ -29,7 +29,7 @@ def make_cases(options: LayerOptions, device: torch.device, rows: Sequence[Any] 
     ]
 
 
-def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, phase: str) -> Case:
+def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: str) -> Case:
     height, width, dim = parse_shape(shape)
     dtype = getattr(torch, options.dtype)
     training = phase == "training"
@@ -73,9 +73,11 @@ def _case(options: LayerOptions, device: torch.device, shape: str, scope: int, p
         if baseline == "sdpa":
             check_memory_limit(needed_bytes, free_memory(device) / 2)
         torch.manual_seed(options.seed)
-        module = attention.ATTENTION[baseline](dim, options.heads, scope, (height, width))
-        module = module.to(device, dtype).train(training)
-        return prepare_module(module, *inputs(), lambda: _expected_attention(module, *inputs()))
+        sizes = (dim, options.heads, scope, (height, width))
+        module = attention.ATTENTION[baseline](*sizes).to(device, dtype).train(training)
+        exact = attention.ReferenceAttention(*sizes).to(device, torch.float64)
+        exact.load_state_dict(module.state_dict())
+        return prepare_module(module, *inputs(), lambda: compute_expected(exact, *inputs()))
 
     def prepare_convolution() -> Prepared:
         torch.manual_seed(options.seed)
@@ -99,14 +101,6 @@ def check_memory_limit(needed_bytes: float, limit: float) -> None:
     """Raise Skipped if a candidate needs more bytes than the limit."""
     if needed_bytes > limit:
         raise Skipped(f"would need about {needed_bytes / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f} GiB")
-
-
-def _expected_attention(module: attention.AttentionLayer, x: Tensor, grad_output: Tensor | None) -> Expected:
-    class Reference(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return module.reference(x)
-
-    return compute_expected(Reference(), x, grad_output)
 
 
 def _gradient(module: nn.Module, name: str) -> Tensor:

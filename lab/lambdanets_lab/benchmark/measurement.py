@@ -1,4 +1,4 @@
-"""Measure the candidates of a case: build them, verify them against float64, and time the correct ones interleaved."""
+"""Measure the candidates of a case: build them, verify those of layers, and time the correct ones interleaved."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -19,7 +19,10 @@ NOT_REACHED = "not reached before the end"
 
 @dataclass(frozen=True)
 class Prepared:
-    """A built candidate: the function to measure, the errors of its last run, and a function that frees its memory."""
+    """A built candidate.
+
+    run: the function to measure. errors: those of its last run, if they are verified. release: frees its memory.
+    """
 
     run: Callable[[], Any]
     errors: Callable[[], dict[str, Error]]
@@ -68,11 +71,9 @@ class Row:
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """Options of `measure_case`: the device, what to measure, and a callback for progress messages."""
+    """Options of `measure_case`: the device, those of `time_interleaved`, and a callback for progress messages."""
 
     device: torch.device
-    time: bool = False
-    memory: bool = False
     repeats: int = 1
     seconds: float = 0.0
     seed: int = 0
@@ -116,22 +117,19 @@ def _check_all(case: Case, rows: list[Row], options: MeasureOptions) -> dict[str
 
 
 def _measure(candidates: dict[str, Prepared], rows: dict[str, Row], options: MeasureOptions) -> None:
-    if options.memory:
-        for name, prepared in candidates.items():
-            options.on_progress(f"{name}, memory")
-            prepared.release()
-            rows[name].peak_bytes = peak_bytes(prepared.run, options.device)
-    if options.time:
-        cuda = options.device.type == "cuda"
-        time_interleaved(
-            {name: prepared.run for name, prepared in candidates.items()},
-            {name: rows[name].seconds for name in candidates},
-            repeats=options.repeats,
-            seconds=options.seconds,
-            seed=options.seed,
-            synchronize=torch.cuda.synchronize if cuda else lambda: None,
-            on_progress=options.on_progress,
-        )
+    for name, prepared in candidates.items():
+        options.on_progress(f"{name}, memory")
+        prepared.release()
+        rows[name].peak_bytes = peak_bytes(prepared.run, options.device)
+    time_interleaved(
+        {name: prepared.run for name, prepared in candidates.items()},
+        {name: rows[name].seconds for name in candidates},
+        repeats=options.repeats,
+        seconds=options.seconds,
+        seed=options.seed,
+        synchronize=torch.cuda.synchronize if options.device.type == "cuda" else lambda: None,
+        on_progress=options.on_progress,
+    )
 
 
 def _prepare_and_check(row: Row, candidate: Candidate) -> Prepared:

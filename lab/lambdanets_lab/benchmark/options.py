@@ -43,23 +43,20 @@ class CommonOptions:
     """Feature maps or images per batch."""
     seed: int = 0
     """Random seed of weights, inputs and the order of the candidates."""
+    repeats: PositiveInt = 20
+    """Maximum number of timed runs per candidate and case."""
+    seconds: PositiveFloat = 10.0
+    """Time budget per candidate and case; slow candidates get fewer runs, at least three."""
     out: Path | None = None
     """Folder for results and plots; an interrupted benchmark in it is resumed. By default benchmark-KIND-DATE-TIME."""
 
 
 @record
-class Timed(CommonOptions):
-    """Options of the benchmarks that measure time."""
+class Layer(CommonOptions):
+    """Time and peak memory of lambda layers, ours and other packages', attention layers and the 3x3 convolution.
 
-    repeats: PositiveInt = 20
-    """Maximum number of timed runs per candidate and case."""
-    seconds: PositiveFloat = 10.0
-    """Time budget per candidate and case; slow candidates get fewer runs, at least three."""
-
-
-@record
-class LayerOptions(CommonOptions):
-    """Options of the benchmarks of single layers."""
+    Outputs and gradients are verified against float64 first.
+    """
 
     shapes: NotEmpty[Shape] = ("56x56x64", "28x28x128", "28x28x256", "14x14x256", "14x14x512", "7x7x512")
     """Feature maps as HEIGHTxWIDTHxCHANNELS."""
@@ -79,30 +76,8 @@ class LayerOptions(CommonOptions):
 
 
 @record
-class Layer(LayerOptions, Timed):
-    """Time of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution.
-
-    Outputs and gradients are verified against float64 first.
-    """
-
-
-@record
-class Memory(LayerOptions):
-    """Peak memory of the lambda layer, other packages' lambda layers, attention layers and the 3x3 convolution.
-
-    Outputs and gradients are verified against float64 first.
-    """
-
-    passes: NotEmpty[Pass] = ("training",)
-    """inference: the forward pass in eval mode; training: forward and backward in training mode."""
-
-
-@record
-class Model(Timed):
-    """Throughput of ResNet-50 with lambda layers in some stages, relative to ResNet-50 without them.
-
-    Outputs and gradients are verified against float64 first.
-    """
+class Model(CommonOptions):
+    """Throughput of ResNet-50 with lambda layers in some stages, relative to ResNet-50 without them."""
 
     patterns: NotEmpty[Pattern] = ("CCCL", "CCLL", "CLLL", "LLLL")
     """Convolutions (C) or lambda layers (L) in each of stages c2 to c5. ResNet-50 itself, CCCC, is always measured."""
@@ -115,11 +90,8 @@ class Model(Timed):
 
 
 @record
-class Scaling(Timed):
-    """Time and peak memory of each algorithm of the position term, as the number of positions n grows.
-
-    Outputs and gradients are verified against float64 first.
-    """
+class Scaling(CommonOptions):
+    """Time and peak memory of each algorithm of the position term, as the number of positions n grows."""
 
     sides: tuple[PositiveInt, ...] = (14, 20, 28, 40, 56, 80, 112, 160, 224, 256)
     """Sides of square feature maps with global scope; n = side x side."""
@@ -157,7 +129,7 @@ TABLE_PASSES: dict[str, tuple[Pass, ...]] = {
 
 
 @record
-class Tables(Timed):
+class Tables(CommonOptions):
     """Speed and peak memory of the models in the paper's tables, for `lambdanets tables --measured`."""
 
     tables: NotEmpty[Literal["4", "5", "10", "12", "13", "18"]] = ("4", "5", "10", "12", "13", "18")
@@ -175,7 +147,6 @@ class Tables(Timed):
 OPTIONS: dict[str, type[CommonOptions]] = {
     "layer": Layer,
     "model": Model,
-    "memory": Memory,
     "scaling": Scaling,
     "tables": Tables,
 }

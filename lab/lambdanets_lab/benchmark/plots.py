@@ -7,41 +7,23 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.aggregates import (
-    Quantity,
-    fit_exponents,
-    group,
-    median_seconds,
-    peak_bytes,
-    ratios,
-    relative_throughput,
-)
+from lambdanets_lab.benchmark.aggregates import fit_exponents, group, median_seconds, ratios
 from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
 from lambdanets_lab.benchmark.measurement import Row
-from lambdanets_lab.plot_style import BASELINES, GRID, NEUTRAL, REFERENCE
-from lambdanets_lab.timing import summarize
+from lambdanets_lab.plot_style import BASELINES, GRID, REFERENCE
 
 _LABELS = {CONVOLUTION: "3x3 convolution"}
 
 
 def draw_layer_times(rows: Sequence[Row]) -> Figure | None:
     """Draw the time with quartiles, relative to the 3x3 convolution; one panel per scope and pass."""
-    return _draw_layers(rows, median_seconds, "time", "fast")
-
-
-def draw_layer_memory(rows: Sequence[Row]) -> Figure | None:
-    """Draw the peak memory, relative to the 3x3 convolution; one panel per scope and pass."""
-    return _draw_layers(rows, peak_bytes, "peak memory", "much")
-
-
-def _draw_layers(rows: Sequence[Row], quantity: Quantity, name: str, adverb: str) -> Figure | None:
-    measured = [row for row in rows if quantity(row)]
+    measured = [row for row in rows if median_seconds(row)]
     names = _names(measured)
     if not measured:
         return None
     base = next((name for name in (CONVOLUTION, OURS) if name in names), names[0])
     plotted = [name for name in names if name != base] or names
-    all_pairs = ratios(measured, quantity, base)
+    all_pairs = ratios(measured, median_seconds, base)
     limits = min(ratio for _, ratio in all_pairs) / 2, max(ratio for _, ratio in all_pairs) * 1.5  # of all panels
     panels = group(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
     figure, axes = plot_style.subplots(len(panels), height=3.4)
@@ -53,10 +35,8 @@ def _draw_layers(rows: Sequence[Row], quantity: Quantity, name: str, adverb: str
                 continue
             offset = (plotted.index(row.candidate) - (len(plotted) - 1) / 2) * 0.7 / len(plotted)
             x = shapes.index(row.sizes["shape"]) + offset
-            spread = None
-            if quantity is median_seconds:
-                median, lower, upper = summarize(row.seconds)
-                spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
+            median, lower, upper = summarize(row.seconds)
+            spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
             color, marker = _color_and_marker(row.candidate, names)
             axis.errorbar(x, ratio, spread, fmt=marker, color=color, capsize=3)
             if row.candidate == OURS:
@@ -64,36 +44,12 @@ def _draw_layers(rows: Sequence[Row], quantity: Quantity, name: str, adverb: str
                 axis.annotate(text, (x, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
         axis.set_xticks(range(len(shapes)), shapes, fontsize=10)
         axis.set(yscale="log", ylim=limits, xlim=(-0.75, len(shapes) - 0.5), title=f"{phase}, scope {scope}x{scope}")
-        axis.set(xlabel="map (height x width x channels)", ylabel=f"{name} / {_LABELS.get(base, base)}")
+        axis.set(xlabel="map (height x width x channels)", ylabel=f"time / {_LABELS.get(base, base)}")
         axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
         axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.grid(axis="y", **GRID)
-    _legend(figure, plotted, names, f"1 = as {adverb} as the {_LABELS.get(base, base)}")
-    return figure
-
-
-def draw_throughput(rows: Sequence[Row]) -> Figure | None:
-    """Draw throughput relative to plain ResNet-50; one panel per pass."""
-    measured = relative_throughput(rows)
-    if not measured:
-        return None
-    passes = list(dict.fromkeys(entry["pass"] for entry in measured))
-    names = list(dict.fromkeys(entry["candidate"] for entry in measured))
-    figure, axes = plot_style.subplots(len(passes), height=1.2 + 0.35 * len(names))
-    for axis, phase in zip(axes, passes, strict=True):
-        entries = [entry for entry in measured if entry["pass"] == phase]
-        ours = [entry["candidate"].split()[0] == OURS for entry in entries]
-        bars = axis.barh(
-            [entry["candidate"] for entry in entries],
-            [entry["throughput_relative_to_resnet50"] for entry in entries],
-            color=[plot_style.OURS if is_ours else NEUTRAL for is_ours in ours],
-        )
-        axis.bar_label(bars, fmt="%.2f", padding=3)
-        axis.invert_yaxis()
-        axis.set(title=phase, xlabel="throughput / ResNet-50 (1 = as fast)")
-        axis.axvline(1, color=REFERENCE)
-        axis.margins(x=0.12)
+    _legend(figure, plotted, names, f"1 = as fast as the {_LABELS.get(base, base)}")
     return figure
 
 
@@ -102,10 +58,7 @@ def draw_scaling(rows: Sequence[Row]) -> Figure | None:
     panels = group([row for row in rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
     if not panels:
         return None
-    exponents = {
-        (entry["candidate"], entry["setting"], entry["pass"]): entry["exponent_of_time"]
-        for entry in fit_exponents(rows)
-    }
+    exponents = fit_exponents(rows)
     names = _names(rows)
     figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
     for i, ((setting, phase), panel) in enumerate(panels.items()):

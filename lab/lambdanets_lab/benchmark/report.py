@@ -11,12 +11,12 @@ from lambdanets.errors import InputError
 from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.text_tables import text_table
-from lambdanets_lab.benchmark.aggregates import ratios
-from lambdanets_lab.benchmark.kinds import KINDS, Kind
+from lambdanets_lab.benchmark.aggregates import quiet_seconds, ratios
+from lambdanets_lab.benchmark.kinds import Kind
 from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
 from lambdanets_lab.benchmark.options import CommonOptions
 from lambdanets_lab.results import installed_version
-from lambdanets_lab.timing import MAX_EXTRA_PASSES, NOISY_RATIO, summarize
+from lambdanets_lab.timing import summarize
 
 RESULTS = "results.json"
 BASELINE_PACKAGES = ("lambda-networks", "pylocron")
@@ -39,7 +39,6 @@ class Report:
         content = {
             "started": self.started,
             "finished": self.finished,
-            "figures": KINDS[self.kind].aggregate(self.rows),
             "rows": rows,
             **self.settings(),
         }
@@ -85,7 +84,7 @@ def read_rows(content: Mapping[str, Any]) -> list[Row]:
 def case_table(kind: Kind, rows: Sequence[Row], baseline: str | None, batch_size: int) -> str:
     """Format the rows of one case as a text table, with ratios to the baseline, if there is one."""
     title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].sizes.items())
-    ratio = {row.candidate: value for row, value in ratios(rows, kind.quantity, baseline)} if baseline else {}
+    ratio = {row.candidate: value for row, value in ratios(rows, quiet_seconds, baseline)} if baseline else {}
     cells = [_cells(row, batch_size if kind.images_per_second else None) for row in rows]
     for row, cell in zip(rows, cells, strict=True):
         if row.candidate in ratio:
@@ -114,28 +113,6 @@ def _cells(row: Row, batch_size: int | None) -> dict[str, str]:
     if row.errors:
         cells["error"] = f"{max(row.errors.values()):.0e}"
     return cells
-
-
-def aggregates_table(entries: Sequence[dict[str, Any]]) -> str:
-    """Format the entries of aggregates as a text table; without entries, return an empty string."""
-    if not entries:
-        return ""
-    header = [name.replace("_", " ") for name in entries[0]]
-    lines = [[f"{x:.2f}" if isinstance(x, float) else str(x) for x in entry.values()] for entry in entries]
-    return f"\n{text_table([header, *lines])}"
-
-
-def noise_warning(rows: Sequence[Row]) -> str:
-    """Return a warning about noisy rows; empty if there are none."""
-    timed = [row for row in rows if row.seconds]
-    noisy = sum(row.noisy for row in timed)
-    if not noisy:
-        return ""
-    return (
-        f"noisy: {noisy} of {len(timed)} measurements have an upper quartile more than {NOISY_RATIO} times the lower "
-        f"one, with up to {1 + MAX_EXTRA_PASSES} times as many runs. They are excluded from the summary; stop other "
-        "processes on this machine and measure again"
-    )
 
 
 def _statistics(row: Row) -> dict[str, float]:

@@ -2,9 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,10 +15,10 @@ from lambdanets.provenance import hardware
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.kinds import KINDS, Kind
+from lambdanets_lab.benchmark.kinds import KINDS
 from lambdanets_lab.benchmark.measurement import Case, MeasureOptions, measure_case, set_measurement_options
 from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions, check_candidates
-from lambdanets_lab.benchmark.report import RESULTS, Report, aggregates_table, case_table, noise_warning, read_settings
+from lambdanets_lab.benchmark.report import RESULTS, Report, case_table, read_settings
 
 
 def run(kind: str, options: CommonOptions) -> Path:
@@ -53,14 +52,10 @@ def run(kind: str, options: CommonOptions) -> Path:
 
 
 def _write_results(report: Report, folder: Path) -> None:
-    """Write results and plots, and print the summary."""
-    kind = KINDS[report.kind]
-    if (figure := kind.draw(report.rows)) is not None:
+    """Write results and the plot."""
+    if (figure := KINDS[report.kind].draw(report.rows)) is not None:
         plot_style.save(figure, folder / f"{report.kind}.png")
     report.write(folder)  # last, because a finished benchmark is not started again
-    echo(*aggregates_table(kind.aggregate(report.rows)).split("\n"))
-    if warning := noise_warning(report.rows):
-        echo("", warning)
     if report.finished:
         echo("", f"written to {folder}")
     else:
@@ -75,7 +70,9 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
         while cases:
             case = cases.pop(0)  # releases the inputs of each case after measuring it
             progress.set_note("", label=str(case))
-            rows = measure_case(case, report.rows, _measure_options(kind, report.options, device, progress.set_note))
+            options = report.options
+            limits = (options.repeats, options.seconds, options.seed)
+            rows = measure_case(case, report.rows, MeasureOptions(device, *limits, progress.set_note))
             progress.update()
             echo(*case_table(kind, rows, case.baseline, report.options.batch_size).split("\n"))
             report.write(folder)
@@ -95,20 +92,6 @@ def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:
     if device.type == "cpu" and options.dtype == "bfloat16":
         check_bfloat16("--dtype bfloat16", "--dtype float32")
     return device
-
-
-def _measure_options(
-    kind: Kind, options: CommonOptions, device: torch.device, on_progress: Callable[[str], Any]
-) -> MeasureOptions:
-    return MeasureOptions(
-        device,
-        time=kind.time,
-        memory=kind.memory,
-        repeats=getattr(options, "repeats", 1),
-        seconds=getattr(options, "seconds", 0.0),
-        seed=options.seed,
-        on_progress=on_progress,
-    )
 
 
 def _heading(device: torch.device, options: CommonOptions) -> str:

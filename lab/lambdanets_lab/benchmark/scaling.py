@@ -3,8 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,30 +18,21 @@ from lambdanets_lab.benchmark.layer import check_memory_limit, select_candidates
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Row
 from lambdanets_lab.benchmark.options import Scaling
 from lambdanets_lab.benchmark.peers import Skipped
-from lambdanets_lab.benchmark.reference import TOLERANCE, Error, Expected
-from lambdanets_lab.timing import summarize
 
 ATTENTION = "sdpa"
 NAMES = [*ALGORITHMS, ATTENTION]
 
-# Number of query positions whose outputs and query gradients are verified against the exact sum over all positions.
-NUM_CHECKED_POSITIONS = 32
 # Memory of forward and backward relative to the forward pass, to predict whether the memory limit is exceeded.
 _BACKWARD_MEMORY_FACTOR = 3
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Queries (b, h, n, k), table (r_1..r_D, k) of a global scope, values (b, n, v), gradient of the output.
-
-    Only attention uses the keys (b, h, n, k).
-    """
+class Inputs(NamedTuple):
+    """Queries (b, h, n, k), keys for attention, table of a global scope (r_1..r_D, k), and values (b, n, v)."""
 
     queries: Tensor
     keys: Tensor
     table: Tensor
     values: Tensor
-    grad_output: Tensor | None
 
 
 def make_cases(options: Scaling, device: torch.device, rows: Sequence[Row]) -> list[Case]:
@@ -80,22 +70,30 @@ def _case(
     sizes = {"setting": setting, "n": n, "pass": phase, "auto": plan.algorithm}
 
     @functools.cache
-    def inputs() -> Inputs:
+    def inputs() -> tuple[Inputs, Tensor]:
+        """The inputs, and the gradient of the output."""
         torch.manual_seed(options.seed)
         shape = (options.batch_size, options.heads, n)
         queries, keys = torch.randn(2, *shape, options.query_depth)
         table = torch.randn(*(2 * side - 1 for side in grid), options.query_depth)
         values = torch.randn(options.batch_size, n, options.value_depth)
-        grad_output = torch.randn(*shape, options.value_depth).to(device, dtype) if training else None
-        queries, keys, table, values = (
-            tensor.to(device, dtype, copy=True).requires_grad_(training) for tensor in (queries, keys, table, values)
-        )
-        return Inputs(queries, keys, table, values, grad_output)
+        leaves = (x.to(device, dtype, copy=True).requires_grad_(training) for x in (queries, keys, table, values))
+        return Inputs(*leaves), torch.randn(*shape, options.value_depth).to(device, dtype)
 
-    @functools.cache
-    def checked_positions() -> Tensor:
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))
-        return order[:NUM_CHECKED_POSITIONS].sort().values.to(device)
+    def prepare(function: Callable[[Inputs], Tensor]) -> Prepared:
+        leaves, grad_output = inputs()
+
+        def release() -> None:
+            for leaf in leaves:
+                leaf.grad = None
+
+        def run() -> None:
+            release()
+            output = function(leaves)
+            if training:
+                output.backward(grad_output)
+
+        return Prepared(run, dict, release)
 
     def check_limits(candidate: str, needed_bytes: float) -> None:
         free = free_memory(device) / 2 if options.memory is None else options.memory * 2**30
@@ -113,13 +111,12 @@ def _case(
         needed_bytes = cost.workspace_bytes * (_BACKWARD_MEMORY_FACTOR if training else 1)
         check_limits(candidate, needed_bytes)
         run = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
-        expected = functools.partial(_expected_lambda, grid, causal, checked_positions)
-        return _prepare(inputs(), lambda i: run(i.queries, i.table, i.values), expected, checked_positions)
+        return prepare(lambda i: run(i.queries, i.table, i.values))
 
     def prepare_attention() -> Prepared:
         needed_bytes = attention.estimate_bytes(options.batch_size, options.heads, n, dtype.itemsize, training=training)
         check_limits(ATTENTION, needed_bytes)
-        table = _first_heads(inputs().table, options.heads)
+        table = _first_heads(inputs()[0].table, options.heads)
         make_bias = attention.RelativeBias(table, grid, causal=causal)
         biases = None if training else make_bias(table.detach())
 
@@ -129,101 +126,13 @@ def _case(
             bias = make_bias(_first_heads(i.table, options.heads)) if biases is None else biases
             return F.scaled_dot_product_attention(i.queries, i.keys, values, attn_mask=bias)
 
-        expected = functools.partial(_expected_attention, grid, causal, checked_positions, options.heads)
-        return _prepare(inputs(), run, expected, checked_positions)
+        return prepare(run)
 
     builders: dict[str, Callable[[], Prepared]] = {
         name: functools.partial(prepare_algorithm, name) for name in ALGORITHMS
     }
     builders[ATTENTION] = prepare_attention
     return Case(sizes, select_candidates(builders, options.candidates))
-
-
-def _prepare(
-    inputs: Inputs,
-    run: Callable[[Inputs], Tensor],
-    expected: Callable[[Inputs], Expected],
-    checked_positions: Callable[[], Tensor],
-) -> Prepared:
-    leaves = (inputs.queries, inputs.keys, inputs.table, inputs.values)
-    outputs: list[Tensor] = []
-
-    def release() -> None:
-        outputs.clear()
-        for leaf in leaves:
-            leaf.grad = None
-
-    def run_once() -> None:
-        release()
-        output = run(inputs)
-        if inputs.grad_output is not None:
-            output.backward(inputs.grad_output)
-        outputs.append(output.detach())
-
-    def errors() -> dict[str, Error]:
-        actual = {"output": outputs[0][:, :, checked_positions()]}
-        if inputs.grad_output is not None:
-            assert inputs.queries.grad is not None
-            actual["query gradient"] = inputs.queries.grad[:, :, checked_positions()]
-        return expected(inputs).check(actual)
-
-    return Prepared(run_once, errors, release)
-
-
-def _expected_lambda(
-    grid: tuple[int, ...], causal: bool, checked_positions: Callable[[], Tensor], inputs: Inputs
-) -> Expected:
-    """Compute y[n] = sum_m (q[n] . R[m - n]) v[m] at the checked positions."""
-    table = inputs.table.detach().double().movedim(-1, 0)
-    values = inputs.values.detach().double()
-
-    def compute_output(queries: Tensor) -> Tensor:
-        pairs = [_row_of_table(table, grid, int(n), causal) for n in checked_positions()]  # (k, m) each
-        scores = torch.stack([queries[:, :, i] @ pair for i, pair in enumerate(pairs)], dim=2)
-        return torch.einsum("bhnm,bmv->bhnv", scores, values)
-
-    return _expected_at_checked(compute_output, inputs, checked_positions())
-
-
-def _expected_attention(
-    grid: tuple[int, ...], causal: bool, checked_positions: Callable[[], Tensor], heads: int, inputs: Inputs
-) -> Expected:
-    """Compute softmax_m(q[n] . k[m] / sqrt(k) + B[m - n]) v[m] at the checked positions."""
-    table = _first_heads(inputs.table, heads).detach().double()
-    keys, values = inputs.keys.detach().double(), inputs.values.detach().double()
-
-    def compute_output(queries: Tensor) -> Tensor:
-        bias = torch.stack([_row_of_table(table, grid, int(n), causal, -torch.inf) for n in checked_positions()], dim=1)
-        scores = queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5 + bias
-        return torch.einsum("bhnm,bmv->bhnv", scores.softmax(dim=-1), values)
-
-    return _expected_at_checked(compute_output, inputs, checked_positions())
-
-
-def _expected_at_checked(
-    compute_output: Callable[[Tensor], Tensor], inputs: Inputs, checked_positions: Tensor
-) -> Expected:
-    """Compute the output and, in training, the query gradient at the checked positions."""
-    queries = inputs.queries.detach()[:, :, checked_positions].double().requires_grad_(inputs.grad_output is not None)
-    output = compute_output(queries)
-    tensors = {"output": output.detach()}
-    if inputs.grad_output is not None:
-        tensors["query gradient"] = torch.autograd.grad(
-            output, queries, inputs.grad_output[:, :, checked_positions].double()
-        )[0]
-    return Expected(tensors, TOLERANCE[inputs.values.dtype])
-
-
-def _row_of_table(table: Tensor, grid: tuple[int, ...], n: int, causal: bool, fill: float = 0.0) -> Tensor:
-    """Return the embeddings R[m - n], (c, m), of query position n at all context positions m.
-
-    table: R, (c, 2 S_1 - 1, .., 2 S_D - 1). causal: set entries with m > n to `fill`.
-    """
-    positions = torch.cartesian_prod(*(torch.arange(side) for side in grid)).view(-1, len(grid))
-    offsets = positions - positions[n] + torch.tensor(grid) - 1
-    indices: list[Any] = [slice(None), *offsets.to(table.device).unbind(1)]
-    row = table[tuple(indices)]
-    return row.index_fill(1, torch.arange(n + 1, row.shape[1], device=row.device), fill) if causal else row
 
 
 def _first_heads(table: Tensor, heads: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import nn
 
 from lambdanets_lab.benchmark.layer import select_candidates
 from lambdanets_lab.benchmark.measurement import Case, Prepared
+from lambdanets_lab.benchmark.model import prepare_network
 from lambdanets_lab.benchmark.options import TABLE_PASSES, Tables
 from lambdanets_lab.paper_models import PAPER_MODELS, ModelSpec
 
@@ -42,28 +43,11 @@ def _case(options: Tables, device: torch.device, table: str, phase: str) -> Case
         if options.image_size and spec.name.startswith("vit_"):  # vision transformers need it as an argument
             spec = replace(spec, overrides=spec.overrides | {"img_size": options.image_size})
         # rows that differ only in their image size share a model
-        return _prepare(model(replace(spec, image_size=0)), (options.batch_size, 3, side, side), training)
+        images = torch.randn(options.batch_size, 3, side, side, device=device, dtype=dtype)
+        return prepare_network(model(replace(spec, image_size=0)), images)
 
     builders: dict[str, Callable[[], Prepared]] = {
         row: functools.partial(prepare, spec) for row, spec in PAPER_MODELS[table].items()
     }
     candidates = select_candidates(builders, options.candidates)
     return Case({"table": table, "pass": phase}, candidates, baseline_row(table))
-
-
-def _prepare(model: nn.Module, shape: tuple[int, ...], training: bool) -> Prepared:
-    """Prepare the forward pass, in training with the backward pass to the parameters, on random images."""
-    parameter = next(model.parameters())
-    images = torch.randn(shape, device=parameter.device, dtype=parameter.dtype)
-
-    def release() -> None:
-        model.zero_grad(set_to_none=True)
-
-    def run() -> None:
-        release()
-        with torch.set_grad_enabled(training):
-            output = model(images)
-        if training:
-            output.sum().backward()
-
-    return Prepared(run, dict, release)

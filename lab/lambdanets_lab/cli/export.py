@@ -13,11 +13,11 @@ from lambdanets.work import check_new_file
 
 if TYPE_CHECKING:
     from lambdanets_lab.export.export import Exported
-    from lambdanets_lab.export.quantization import Quantization
+    from lambdanets_lab.export.int8 import Quantization
 
 MIN_IMAGES = 200  # one of 200 images is 0.5 percentage points of accuracy, the maximum loss by quantization
 WEIGHTS = (".safetensors", ".ckpt")
-DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt2", "aoti": "model.aoti.pt2"}
+DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt2"}
 
 
 @record
@@ -27,10 +27,10 @@ class Export:
     source: Annotated[str, POSITIONAL]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or trained model of the package, such as digits; or the
     name of an architecture, which gets random weights."""
-    to: Literal["onnx", "openvino", "pt2", "aoti"] = "onnx"
-    """onnx for ONNX Runtime; openvino, an .xml and a .bin file; pt2 for torch.export; aoti compiled for this CPU."""
+    to: Literal["onnx", "openvino", "pt2"] = "onnx"
+    """onnx for ONNX Runtime; openvino, an .xml and a .bin file; pt2 for torch.export."""
     out: Path | None = None
-    """New file; by default model.onnx, model.xml, model.pt2 or model.aoti.pt2."""
+    """New file; by default model.onnx, model.xml or model.pt2."""
     image_size: tuple[int, ...] = ()
     """Side, or height and width, of the images; those of the model by default."""
     batch_size: PositiveInt = 1
@@ -38,7 +38,7 @@ class Export:
     dynamic: bool = False
     """Export a graph for any batch size and image size. It is slower than one for a fixed size."""
     int8: str | None = None
-    """Quantize to int8 (onnx, openvino) with labeled data as for train --data; for a detector, a folder of images."""
+    """Quantize a classifier to int8 (onnx, openvino), with labeled data as for train --data."""
     seconds: NonNegativeFloat = 5.0
     """Time limit of the timing, for each of the runtime and PyTorch; 0 skips it."""
 
@@ -104,14 +104,12 @@ def _is_path(source: str) -> bool:
 def _report_int8(result: "Quantization") -> None:
     """Print accuracy and size of int8 and float32."""
     echo(
-        f"int8: {result.metric} {100 * result.accuracy:.2f}%, float32 {100 * result.float_accuracy:.2f}%, "
+        f"int8: top-1 accuracy {100 * result.accuracy:.2f}%, float32 {100 * result.float_accuracy:.2f}%, "
         f"on {result.images} validation images; float32 file {result.float_bytes / 2**20:.1f} MiB"
     )
     if result.images < MIN_IMAGES:
         points = 100 / result.images
         echo(f"{result.images} validation images are few: one image is {points:.1f} percentage points of accuracy")
-    for name in result.float_layers:
-        echo(f"left in float32, to keep accuracy: {name}")
 
 
 def _time(exported: "Exported", title: str, seconds: NonNegativeFloat) -> None:

@@ -21,14 +21,14 @@ class Tables:
     """Table numbers from 2 to 20, E.2 for the memory in Sec. E.2, and fn2 for that in footnote 2; all by default."""
     check: bool = False
     """Print how many numbers match the paper, and those that do not; if there are any, exit with code 1."""
-    format: Literal["text", "markdown", "csv", "json"] = "text"
+    format: Literal["text", "markdown", "json"] = "text"
     """Output format."""
     out: Path | None = None
     """File to write or overwrite; by default the terminal."""
     figures: Path | None = None
     """Folder for frontier.png (Figure 4) and scope.png (Table 10); no figures by default."""
     measured: tuple[Path, ...] = ()
-    """results.json of `lambdanets benchmark tables`, layer or memory, to show with the paper's speeds."""
+    """results.json of `lambdanets benchmark tables`, to show with the paper's speeds."""
 
     def __post_init__(self) -> None:
         _check(self)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,8 +107,7 @@ class Explanation:
     def attention_map(self, layer: str | None = None, at: tuple[int, ...] | int | None = None) -> AttentionMap:
         """Return the exact weights, by content and by position, of all context positions for one output position.
 
-        Cost: m (k + v) h multiply-adds. A strided layer multiplies this by the number of pooled positions, by default
-        (2 s - 1)^2 for stride s.
+        Cost: for each of the two terms, that of the layer's interaction, and h times that of its gradient.
         """
         name, call = self._call(layer)
         return compute_attention_map(call.layer, call.inputs, self._position(at, call.sides), name)
@@ -254,11 +252,10 @@ def attention_map(
 def _run(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, _Call]]:
     """Return the output of a network in evaluation mode, and the first call of each lambda layer by name."""
     calls: dict[str, _Call] = {}
-    thread = threading.get_ident()  # other threads may use the network
 
     def record(name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         assert isinstance(layer, LambdaBase)
-        if name not in calls and threading.get_ident() == thread:  # cloned, because in-place activations overwrite them
+        if name not in calls:  # cloned, because in-place activations overwrite them
             calls[name] = _Call(layer, *tree_map_only(Tensor, Tensor.clone, (args, kwargs, output)))
 
     handles = [
@@ -279,11 +276,7 @@ def _run_until(network: nn.Module, inputs: tuple[Any, ...], module: nn.Module, n
     """Run a network in evaluation mode, with autograd, up to a module, and return the output of the module."""
     outputs: list[Tensor] = []
 
-    thread = threading.get_ident()  # other threads may use the network
-
     def stop(_: nn.Module, __: Any, output: Any) -> None:
-        if threading.get_ident() != thread:
-            return
         if not isinstance(output, Tensor) or output.ndim < 3:
             raise InputError(f"module must return maps (b, c, S_1..S_D) or tokens (b, n, c), got {name!r}")
         outputs.append(output)

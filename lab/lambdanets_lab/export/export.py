@@ -7,23 +7,19 @@ import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from lambdanets.errors import InputError, explain_missing_extras, nearest_hint, one_line
+from lambdanets.errors import InputError, nearest_hint, one_line
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load_one_of
 from lambdanets.signals import check_signals, uninterrupted
 from lambdanets.work import check_new_file
 from lambdanets_lab.export.graphs import Graph, Shape, make_graph, make_metadata, zero_norm_weights
-from lambdanets_lab.export.quantization import MAX_DROP, Quantization
+from lambdanets_lab.export.int8 import MAX_DROP, Int8Data, Quantization, open_int8_data
 from lambdanets_lab.export.runtimes import RUNTIMES, Int8Runtime, Run, Runtime, without_tracing_warnings
-
-if TYPE_CHECKING:
-    from lambdanets_lab.export.accuracy import Validation
 
 _MULTIPLE = 32  # sides of dynamic test images are rounded up to it for networks that fail at odd sizes
 
@@ -69,17 +65,15 @@ def export(
             in evaluation mode and in float32.
         path: new file, with the suffix .onnx, .xml or .pt2.
         to: "onnx", for ONNX Runtime; "openvino", an .xml file and a .bin file with the weights; "pt2", for
-            torch.export; "aoti", also .pt2, compiled by AOTInductor for this kind of processor.
+            torch.export.
         image_size: side, or (height, width) of the images; default that of the model card or of the network's
             pretrained_cfg.
         batch_size: images per batch; with dynamic, any number is possible. 1 for detectors.
-        dynamic: export a graph for any batch size and image size; "pt2" and "aoti" may refuse sizes at which a feature
+        dynamic: export a graph for any batch size and image size; "pt2" may refuse sizes at which a feature
             map has a side of 1. It is slower: the position term is then always a convolution with the whole table.
         int8: data for post-training quantization of weights and activations to int8; for "onnx", and for "openvino"
             without dynamic. For a classifier, a dataset in a format of `lambdanets train --data`: up to 300 training
-            images are the calibration data, and accuracy is measured on the validation split. For a detector, a folder
-            of calibration images; AP is measured on the validation data of the training run. Layers stay in float32 if
-            accuracy would otherwise drop by more than 0.005.
+            images are the calibration data, and accuracy is measured on the validation split.
 
     The input is "images", preprocessed; the output "logits" for classifiers, otherwise "output", "output_0" and so on,
     or the keys of the mapping. For detectors, the input is one image with values in [0, 1], already resized, and the
@@ -87,7 +81,8 @@ def export(
     preprocessing and the shape are metadata of the file, as JSON with the key "lambdanets".
 
     Raises InputError, and leaves no file, for invalid arguments, for a network that cannot be exported, if the outputs
-    differ by more than 1e-4 (relative norm) or more than 2% of the objects differ, and if the int8 accuracy is too low.
+    differ by more than 1e-4 (relative norm) or more than 2% of the objects differ, and if int8 loses more than 0.005
+    of the accuracy.
     """
     if to not in RUNTIMES:
         raise InputError(f"to must be one of {', '.join(RUNTIMES)}, got {to!r}{nearest_hint(str(to), RUNTIMES)}")
@@ -99,13 +94,8 @@ def export(
         check_new_file(file)
     runtime.check_installed()  # before the model is traced, which takes long
     loaded = load_one_of((Classifier, Detector), model, "cpu") if isinstance(model, str | os.PathLike) else model
-    if to == "aoti" and isinstance(loaded, Detector):
-        raise InputError(
-            "to must be onnx, openvino or pt2 for a detector, got aoti: "
-            "AOTInductor computes convolutions wrongly if the number of objects depends on the image"
-        )
     graph = make_graph(loaded, image_size, batch_size)
-    validation = None if int8 is None else _open_validation(loaded, graph, to, os.fspath(int8), dynamic)
+    int8_data = None if int8 is None else _open_int8_data(loaded, graph, to, os.fspath(int8), dynamic)
     metadata = json.dumps(make_metadata(loaded, graph, dynamic=dynamic))
     program = _trace(graph, dynamic)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,42 +110,38 @@ def export(
                 f"outputs of {runtime.title} must have a {graph.error_name} of at most {graph.max_error:g}, got "
                 f"{errors[worst]:.1e} for images of shape {worst}; no file was written; report this"
             )
-        quantization = None if validation is None else _quantize(runtime, written, validation)
+        quantization = None if int8_data is None else _quantize(runtime, written, int8_data)
         check_signals()
         for file in written:
             file.replace(path.with_name(file.name))
     return Exported(path, tuple(files), errors, runtime.open(path), graph, quantization)
 
 
-def _open_validation(model: object, graph: Graph, to: str, data: str, dynamic: bool) -> "Validation":
+def _open_int8_data(model: object, graph: Graph, to: str, data: str, dynamic: bool) -> Int8Data:
     """Open the data for int8. Raises InputError if the format or the model do not support int8."""
     if not isinstance(RUNTIMES[to], Int8Runtime):
         names = [name for name, runtime in RUNTIMES.items() if isinstance(runtime, Int8Runtime)]
         raise InputError(f"to must be {' or '.join(names)} for int8, got {to}")
     if to == "openvino" and dynamic:
         raise InputError("dynamic must be False for int8 with openvino: it computes dynamic int8 convolutions wrongly")
-    if not isinstance(model, Classifier | Detector):
-        raise InputError(f"model must be a classifier or a detector for int8, got {type(model).__name__}")
-    with explain_missing_extras():
-        from lambdanets_lab.export.accuracy import open_validation_data
-
-        return open_validation_data(model, data, graph.shape, dynamic=dynamic)
+    if not isinstance(model, Classifier):
+        raise InputError(f"model must be a classifier for int8, got {type(model).__name__}")
+    return open_int8_data(model, data, graph.shape[0])
 
 
-def _quantize(runtime: Runtime, files: list[Path], validation: "Validation") -> Quantization:
+def _quantize(runtime: Runtime, files: list[Path], data: Int8Data) -> Quantization:
     """Quantize the written files. Raises InputError if accuracy drops by more than MAX_DROP."""
     assert isinstance(runtime, Int8Runtime)  # checked before the data were read
-    indices = range(len(validation))
     float_bytes = sum(file.stat().st_size for file in files)
-    float_accuracy = validation.accuracy(runtime.open(files[-1]), indices)[0]
-    float_layers = runtime.quantize(files[-1], validation)
-    accuracy = validation.accuracy(runtime.open(files[-1]), indices)[0]
+    float_accuracy = data.accuracy(runtime.open(files[-1]))
+    runtime.quantize(files[-1], data.calibration())
+    accuracy = data.accuracy(runtime.open(files[-1]))
     if accuracy < float_accuracy - MAX_DROP:
         raise InputError(
-            f"int8 must have a {validation.metric} of at least {float_accuracy:.4f} - {MAX_DROP} on {len(indices)} "
-            f"images, got {accuracy:.4f} with {len(float_layers)} operations in float32; no file was written"
+            f"int8 must have a top-1 of at least {float_accuracy:.4f} - {MAX_DROP} on {len(data.validation)} "
+            f"images, got {accuracy:.4f}; no file was written; export without int8"
         )
-    return Quantization(validation.metric, len(indices), accuracy, float_accuracy, float_bytes, float_layers)
+    return Quantization(len(data.validation), accuracy, float_accuracy, float_bytes)
 
 
 def _trace(graph: Graph, dynamic: bool) -> torch.export.ExportedProgram:
@@ -163,7 +149,8 @@ def _trace(graph: Graph, dynamic: bool) -> torch.export.ExportedProgram:
     shape, sizes = graph.shape, None
     if dynamic:
         batch = max(2, shape[0]) if 0 in graph.dynamic_axes else shape[0]
-        shape = (batch, shape[1], *_traced_sides(graph))
+        height, width = (-(-side // _MULTIPLE) * _MULTIPLE for side in shape[2:])
+        shape = (batch, shape[1], height, width + _MULTIPLE)  # torch.export treats equal sides as one dimension
         sizes = (dict.fromkeys(graph.dynamic_axes, torch.export.Dim.DYNAMIC),)
     try:
         with torch.no_grad(), without_tracing_warnings():
@@ -175,17 +162,6 @@ def _trace(graph: Graph, dynamic: bool) -> torch.export.ExportedProgram:
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # which would put paths of this machine into the file
     return program
-
-
-def _traced_sides(graph: Graph) -> tuple[int, int]:
-    """Return sides to trace a dynamic graph with.
-
-    They differ, because torch.export treats equal sides as one symbolic dimension. If the network allows it, they are
-    odd at all strides: AOTInductor ignores the ceil_mode of pooling if the traced sides are even.
-    """
-    height, width = (-(-side // _MULTIPLE) * _MULTIPLE for side in graph.shape[2:])
-    odd = (height + 1, width + _MULTIPLE + 1)
-    return odd if _can_run(graph, (*graph.shape[:2], *odd)) else (height, width + _MULTIPLE)
 
 
 @torch.inference_mode()

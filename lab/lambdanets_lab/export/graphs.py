@@ -129,17 +129,13 @@ def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[_TupleOutput, tu
             f"model must run on float32 images of shape {shape} in PyTorch, got {one_line(error)[:300]}"
         ) from error
     if isinstance(outputs, Mapping):
-        names, outputs = tuple(map(str, outputs)), list(outputs.values())
+        names = tuple(map(str, outputs))
     elif isinstance(outputs, Tensor):
-        names, outputs = ("output",), [outputs]
-    elif isinstance(outputs, Sequence):
+        names = ("output",)
+    elif isinstance(outputs, Sequence) and all(isinstance(x, Tensor) for x in outputs):
         names = tuple(f"output_{i}" for i in range(len(outputs)))
     else:
-        names, outputs = (), [outputs]
-    wrong_types = [type(x).__name__ for x in outputs if not isinstance(x, Tensor)]
-    if wrong_types or not outputs:
-        got = wrong_types[0] if wrong_types else "none"
-        raise InputError(f"outputs of the model must be a tensor or a sequence or mapping of tensors, got {got}")
+        raise InputError("outputs of the model must be a tensor or a sequence or mapping of tensors, got others")
     return _TupleOutput(copied), names
 
 

@@ -1,16 +1,14 @@
 """Runtimes of exported models: how each writes a model file and runs it."""
 
-import ast
 import contextlib
 import errno
 import importlib
 import io
 import logging
-import shutil
-import tempfile
+import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,10 +18,10 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from lambdanets.errors import InputError, explain_missing_extras, one_line
-from lambdanets_lab.export.quantization import OUTSIDE_MODULES, Run, Validation, quantize
 from lambdanets_lab.export.signal_stack import restore_signal_stack
 
 METADATA = "lambdanets"  # key of the JSON that describes the model
+Run = Callable[[Tensor], list[Tensor]]  # runs a model file
 
 
 @contextlib.contextmanager
@@ -66,8 +64,28 @@ class Int8Runtime(Runtime):
     """A runtime for which models can be quantized."""
 
     @abstractmethod
-    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
-        """Replace a model file with one in int8; return the operations left in float32."""
+    def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
+        """Replace a model file with one in int8. images: calibration data."""
+
+
+def quantize(model: Any, images: Sequence[Tensor], make_input: Callable[[Tensor], Any]) -> Any:
+    """Quantize weights and activations of a model of ONNX or OpenVINO to int8, with ranges from calibration data.
+
+    make_input: converts images to the input of the model. Bias correction is off: it made outputs less accurate.
+    """
+    os.environ.setdefault("NNCF_CI", "1")  # no telemetry
+    for name in ("torch.utils.cpp_extension", "nncf"):  # the first warns if there is no GPU
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with explain_missing_extras():
+        import nncf
+    parameters = nncf.AdvancedQuantizationParameters(disable_bias_correction=True)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # hides progress bars
+            return nncf.quantize(
+                model, nncf.Dataset(images, make_input), subset_size=len(images), advanced_parameters=parameters
+            )
+    except Exception as error:  # NNCF and the runtimes raise many types
+        raise InputError(f"model cannot be quantized by NNCF: {one_line(error)[:300]}") from error
 
 
 class Onnx(Int8Runtime):
@@ -89,37 +107,23 @@ class Onnx(Int8Runtime):
             reason = one_line(error.__cause__ or error)
             raise InputError(f"model cannot be converted to ONNX: {reason[:300]}; pt2 may support it") from error
         assert exported is not None
-        for node in exported.model.graph:
-            scopes = ast.literal_eval(node.metadata_props.get("pkg.torch.onnx.name_scopes", "[]"))
-            if node.name and len(scopes) > 1:
-                node.name = f"{scopes[-2] or OUTSIDE_MODULES}/{node.name.removeprefix('node_')}"
         exported.model.metadata_props[METADATA] = metadata
         exported.save(path, external_data=False)
         return [path]
 
     def open(self, path: Path) -> Run:
-        return self._open(path)
-
-    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
-        import onnx
-
-        model, float_layers = quantize(
-            onnx.load(path),
-            lambda model: self._open(model.SerializeToString()),
-            lambda images: {"images": images.numpy()},
-            validation,
-        )
-        onnx.save(model, path)
-        return float_layers
-
-    def _open(self, model: Path | bytes) -> Run:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         options.log_severity_level = 3  # errors
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return lambda images: [torch.from_numpy(x) for x in session.run(None, {"images": images.numpy()})]
+
+    def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
+        import onnx
+
+        onnx.save(quantize(onnx.load(path), images, lambda batch: {"images": batch.numpy()}), path)
 
 
 def _stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
@@ -156,23 +160,23 @@ class OpenVino(Int8Runtime):
 
         options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         with restore_signal_stack():
-            return self._run(openvino.Core().compile_model(path, "CPU", options))
+            request = openvino.Core().compile_model(path, "CPU", options).create_infer_request()
 
-    def quantize(self, path: Path, validation: Validation) -> tuple[str, ...]:
+        def run(images: Tensor) -> list[Tensor]:
+            results: Any = request.infer([images.numpy()])
+            return [torch.from_numpy(np.array(results[i])) for i in range(len(results))]
+
+        return run
+
+    def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
         import openvino
 
         model = openvino.Core().read_model(path.read_bytes(), path.with_suffix(".bin").read_bytes())
         metadata = model.get_rt_info([METADATA]).astype(str)
-        with restore_signal_stack() as restore:
-
-            def open_candidate(compiled: Any) -> Run:
-                restore()  # so that Ctrl-C works while layers are reverted to float32
-                return self._run(compiled)
-
-            model, float_layers = quantize(model, open_candidate, lambda images: images.numpy(), validation)
+        with restore_signal_stack():
+            model = quantize(model, images, lambda batch: batch.numpy())
         model.set_rt_info(metadata, [METADATA])
         self._save(model, path)
-        return float_layers
 
     def _save(self, model: Any, path: Path) -> None:
         import openvino
@@ -181,23 +185,6 @@ class OpenVino(Int8Runtime):
             openvino.save_model(model, path, compress_to_fp16=False)
         except RuntimeError as error:
             raise OSError(errno.EIO, f"OpenVINO cannot write it: {one_line(error)[:200]}", str(path)) from error
-
-    def _run(self, compiled: Any) -> Run:
-        request = compiled.create_infer_request()
-
-        def run(images: Tensor) -> list[Tensor]:
-            results: Any = request.infer([images.numpy()])
-            return [torch.from_numpy(np.array(results[i])) for i in range(len(results))]
-
-        return run
-
-
-def _run_module(module: Callable[[Tensor], Iterable[Tensor]]) -> Run:
-    def run(images: Tensor) -> list[Tensor]:
-        with torch.inference_mode():
-            return list(module(images))
-
-    return run
 
 
 class Pt2(Runtime):
@@ -213,35 +200,13 @@ class Pt2(Runtime):
         return [path]
 
     def open(self, path: Path) -> Run:
-        return _run_module(torch.export.load(path).module())
+        module = torch.export.load(path).module()
+
+        def run(images: Tensor) -> list[Tensor]:
+            with torch.inference_mode():
+                return list(module(images))
+
+        return run
 
 
-class Aoti(Runtime):
-    """A file with code for this machine's kind of processor, compiled by AOTInductor, and weights."""
-
-    suffix, title = ".pt2", "AOTInductor"
-
-    def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
-        from torch._inductor import aoti_compile_and_package  # imports Triton
-
-        options = {"aot_inductor.metadata": {METADATA: metadata}, "aot_inductor.use_runtime_constant_folding": True}
-        # not beside the new file: on a full disk, AOTInductor aborts the process
-        with tempfile.TemporaryDirectory() as folder:
-            compiled = Path(folder) / path.name
-            try:
-                with without_tracing_warnings():
-                    aoti_compile_and_package(program, package_path=str(compiled), inductor_configs=options)
-            except Exception as error:  # many types: the compiler may be missing or fail
-                raise InputError(
-                    f"model cannot be compiled by AOTInductor with a C++ compiler: {one_line(error)[:300]}"
-                ) from error
-            shutil.copyfile(compiled, path)
-        return [path]
-
-    def open(self, path: Path) -> Run:
-        from torch._inductor import aoti_load_package
-
-        return _run_module(aoti_load_package(str(path)))
-
-
-RUNTIMES: dict[str, Runtime] = {"onnx": Onnx(), "openvino": OpenVino(), "pt2": Pt2(), "aoti": Aoti()}
+RUNTIMES: dict[str, Runtime] = {"onnx": Onnx(), "openvino": OpenVino(), "pt2": Pt2()}

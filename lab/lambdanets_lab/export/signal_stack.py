@@ -3,7 +3,7 @@
 import contextlib
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 
 class _Stack(ctypes.Structure):
@@ -13,24 +13,20 @@ class _Stack(ctypes.Structure):
 
 
 @contextlib.contextmanager
-def restore_signal_stack() -> Iterator[Callable[[], None]]:
-    """Restore this thread's alternate signal stack at the end of the block, and when the yielded function is called.
+def restore_signal_stack() -> Iterator[None]:
+    """Restore this thread's alternate signal stack at the end of the block.
 
     Each openvino.Core that loads the CPU plugin sets its own stack. Its destructor restores the former stack, but only
     if its own is still set. If the older of two Cores is destroyed first, the destructor of the other restores freed
-    memory as the stack, and the next signal crashes the process. After `restore`, destructors leave the stack alone.
+    memory as the stack, and the next signal crashes the process. After the block, destructors leave the stack alone.
     """
     if sys.platform != "linux":  # OpenVINO sets it only on Linux
-        yield lambda: None
+        yield
         return
     sigaltstack = ctypes.CDLL(None, use_errno=True).sigaltstack
     former = _Stack()
     sigaltstack(None, ctypes.byref(former))
-
-    def restore() -> None:
-        sigaltstack(ctypes.byref(former), None)
-
     try:
-        yield restore
+        yield
     finally:
-        restore()
+        sigaltstack(ctypes.byref(former), None)

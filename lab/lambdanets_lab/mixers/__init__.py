@@ -15,7 +15,7 @@ from lambdanets_lab.mixers.linear import DoubleAttention, EfficientAttention, Re
 from lambdanets_lab.mixers.local import LocalRelation, PairwiseAttention, PatchwiseAttention
 from lambdanets_lab.mixers.local_attention import LocalAttention
 
-# All have the signature (dim, dim_out=None, *, stride=1, **options, device=None, dtype=None).
+# All have the signature (dim, dim_out=None, *, stride=1, **options).
 MIXERS: dict[str, Callable[..., nn.Module]] = {
     "convolution": Convolution,
     "channel_attention": ChannelAttention,
@@ -35,6 +35,6 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def option_names(mixer: str) -> tuple[str, ...]:
-    """Return the names of the options that only this mixer has, without stride, device and dtype."""
+    """Return the names of the options that only this mixer has, without stride."""
     arguments = inspect.signature(MIXERS[mixer]).parameters
     return tuple(name for name in arguments if name not in {"dim", "dim_out", "stride", "device", "dtype"})

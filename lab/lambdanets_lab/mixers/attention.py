@@ -23,13 +23,11 @@ class RelativeTable(nn.Module):
     The table works for any side: larger offsets are clipped to max_distance (Shaw et al. 2018, Sec. 3.2).
     """
 
-    def __init__(
-        self, max_distance: int, depth: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, max_distance: int, depth: int) -> None:
         super().__init__()
         check_sizes(max_distance=max_distance)
         self.max_distance = max_distance
-        self.table = nn.Parameter(torch.empty(2 * max_distance + 1, depth, device=device, dtype=dtype))
+        self.table = nn.Parameter(torch.empty(2 * max_distance + 1, depth))
         nn.init.normal_(self.table, std=depth**-0.5)
 
     def forward(self, side: int) -> Tensor:
@@ -117,15 +115,13 @@ class GlobalAttention(Mixer):
         stride: int = 1,
         heads: int = 8,
         max_distance: int = 55,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
         self.heads = heads
-        self.projection = conv1x1(dim, 3 * self.dim_out, device, dtype)
-        self.rows = RelativeTable(max_distance, self.dim_out // heads, device, dtype)
-        self.columns = RelativeTable(max_distance, self.dim_out // heads, device, dtype)
+        self.projection = conv1x1(dim, 3 * self.dim_out)
+        self.rows = RelativeTable(max_distance, self.dim_out // heads)
+        self.columns = RelativeTable(max_distance, self.dim_out // heads)
 
     def mix(self, x: Tensor) -> Tensor:
         height, width = x.shape[2:]
@@ -158,13 +154,11 @@ class AxialAttention(Mixer):
         stride: int = 1,
         heads: int = 8,
         max_distance: int = 55,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
-        self.along_height = _ColumnAttention(dim, self.dim_out, heads, max_distance, device, dtype)
-        self.along_width = _ColumnAttention(self.dim_out, self.dim_out, heads, max_distance, device, dtype)
+        self.along_height = _ColumnAttention(dim, self.dim_out, heads, max_distance)
+        self.along_width = _ColumnAttention(self.dim_out, self.dim_out, heads, max_distance)
 
     def mix(self, x: Tensor) -> Tensor:
         return self.along_width(self.along_height(x).mT).mT
@@ -179,13 +173,11 @@ class _ColumnAttention(nn.Module):
         dim_out: int,
         heads: int,
         max_distance: int,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.projection = conv1x1(dim, 3 * dim_out, device, dtype)
-        self.offsets = RelativeTable(max_distance, dim_out // heads, device, dtype)
+        self.projection = conv1x1(dim, 3 * dim_out)
+        self.offsets = RelativeTable(max_distance, dim_out // heads)
 
     def forward(self, x: Tensor) -> Tensor:
         projected = self.projection(x).unflatten(1, (3, self.heads, -1)).permute(1, 0, 5, 2, 4, 3)  # (3, b, W, h, H, c)
@@ -224,8 +216,6 @@ class AugmentedAttention(Mixer):
         key_ratio: float = 0.2,
         value_ratio: float = 0.1,
         max_distance: int = 55,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_sizes(heads=heads)
@@ -241,12 +231,12 @@ class AugmentedAttention(Mixer):
                 f"{self.value_channels} of {self.dim_out} channels with {heads} heads"
             )
         conv_channels = self.dim_out - self.value_channels
-        self.convolution = nn.Conv2d(dim, conv_channels, 3, padding=1, bias=False, device=device, dtype=dtype)
+        self.convolution = nn.Conv2d(dim, conv_channels, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(self.convolution.weight, mode="fan_out", nonlinearity="relu")
-        self.projection = conv1x1(dim, 2 * self.key_channels + self.value_channels, device, dtype)
-        self.output_projection = conv1x1(self.value_channels, self.value_channels, device, dtype)
-        self.rows = RelativeTable(max_distance, key_depth, device, dtype)
-        self.columns = RelativeTable(max_distance, key_depth, device, dtype)
+        self.projection = conv1x1(dim, 2 * self.key_channels + self.value_channels)
+        self.output_projection = conv1x1(self.value_channels, self.value_channels)
+        self.rows = RelativeTable(max_distance, key_depth)
+        self.columns = RelativeTable(max_distance, key_depth)
 
     def mix(self, x: Tensor) -> Tensor:
         height, width = x.shape[2:]

@@ -1,6 +1,5 @@
 """The 3x3 convolution, which the other layers replace, and squeeze-and-excitation after it."""
 
-import torch
 from torch import nn
 
 from lambdanets.ops.checks import check_sizes
@@ -23,11 +22,9 @@ class Convolution(nn.Conv2d):
         dim_out: int | None = None,
         *,
         stride: int = 1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         dim_out = dim if dim_out is None else dim_out
-        super().__init__(dim, dim_out, 3, stride=stride, padding=1, bias=False, device=device, dtype=dtype)
+        super().__init__(dim, dim_out, 3, stride=stride, padding=1, bias=False)
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
 
 
@@ -58,26 +55,18 @@ class ChannelAttention(nn.Sequential):
         *,
         stride: int = 1,
         squeeze_ratio: int = 16,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
-        convolution = Convolution(dim, dim_out, stride=stride, device=device, dtype=dtype)
+        convolution = Convolution(dim, dim_out, stride=stride)
         channels = convolution.out_channels
-        super().__init__(convolution, squeeze_excitation(channels, squeeze_ratio, device=device, dtype=dtype))
+        super().__init__(convolution, squeeze_excitation(channels, squeeze_ratio))
 
 
-def squeeze_excitation(
-    channels: int,
-    squeeze_ratio: int = 16,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> nn.Module:
+def squeeze_excitation(channels: int, squeeze_ratio: int = 16) -> nn.Module:
     """Return timm's SEModule, initialized as in timm's ResNets. Raises ValueError if squeeze_ratio is invalid."""
     from timm.layers import SEModule  # not at the top: importing timm takes seconds, and imports this package
 
     check_sizes(squeeze_ratio=squeeze_ratio)
-    module = SEModule(channels, rd_ratio=1 / squeeze_ratio, device=device, dtype=dtype)
+    module = SEModule(channels, rd_ratio=1 / squeeze_ratio)
     for convolution in (module.fc1, module.fc2):
         nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return module

@@ -1,7 +1,6 @@
 """Linear attention: content lambdas with softmax or with random features (Appendix D.3)."""
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -9,42 +8,8 @@ from torch import Tensor, nn
 
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_sizes
-from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, without_autocast
+from lambdanets.ops.precision import accumulation_dtype, without_autocast
 from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1, join_heads, split_heads
-
-
-def elu_plus_one(x: Tensor) -> Tensor:
-    """phi(x) = elu(x) + 1, the feature function of Katharopoulos et al. (2020)."""
-    return F.elu(x) + 1
-
-
-def linear_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    feature: Callable[[Tensor], Tensor] = elu_plus_one,
-    *,
-    multi_head: bool = False,
-) -> Tensor:
-    """y_n = (sum_m phi(k_m) v_m^T)^T phi(q_n) / (sum_m phi(k_m))^T phi(q_n): a content-only lambda (D.3, Eqs. 3, 4).
-
-    The denominator is the same lambda with ones as values. If phi is a softmax (over m for keys, over k for queries),
-    no denominator is needed: this is a lambda layer with normalize_queries="softmax" and position=False.
-
-    queries: (b, h, n, k). keys: (b, m, k). values: (b, m, v). If multi_head, keys and values have a head axis before m,
-    as in standard attention.
-    feature: phi, which must be positive: the result is NaN where every phi(q_n) phi(k_m) is 0.
-    Returns (b, h, n, v). Cost: b (m + h n) k v multiply-adds. Raises ValueError in the same cases as
-    `lambda_interaction`.
-    """
-    compute_dtype, result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values)
-    # numerator and denominator may exceed the range of float16
-    queries, keys, values = (x.to(compute_dtype) for x in (queries, keys, values))
-    values_and_ones = F.pad(values, (0, 1), value=1.0)
-    output = lambda_interaction(
-        feature(queries), feature(keys), values_and_ones, None, normalize_keys=None, multi_head=multi_head
-    )
-    return (output[..., :-1] / output[..., -1:]).to(result_dtype)
 
 
 class EfficientAttention(Mixer):
@@ -68,14 +33,12 @@ class EfficientAttention(Mixer):
         *,
         stride: int = 1,
         heads: int = 8,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
         self.heads = heads
-        self.projection = conv1x1(dim, 3 * self.dim_out, device, dtype)
-        self.output_projection = conv1x1(self.dim_out, self.dim_out, device, dtype)
+        self.projection = conv1x1(dim, 3 * self.dim_out)
+        self.output_projection = conv1x1(self.dim_out, self.dim_out)
 
     def mix(self, x: Tensor) -> Tensor:
         queries, keys, values = (split_heads(part, self.heads) for part in self.projection(x).chunk(3, dim=1))
@@ -106,14 +69,12 @@ class DoubleAttention(Mixer):
         *,
         stride: int = 1,
         depth: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, dim_out, stride)
         depth = max(self.dim_out // 2, 1) if depth is None else depth
         check_sizes(depth=depth)
-        self.projection = conv1x1(dim, 3 * depth, device, dtype)
-        self.output_projection = conv1x1(depth, self.dim_out, device, dtype)
+        self.projection = conv1x1(dim, 3 * depth)
+        self.output_projection = conv1x1(depth, self.dim_out)
 
     def mix(self, x: Tensor) -> Tensor:
         features, keys, queries = (split_heads(part, 1) for part in self.projection(x).chunk(3, dim=1))
@@ -153,8 +114,6 @@ class Performer(Mixer):
         stride: int = 1,
         heads: int = 8,
         random_features: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
@@ -163,8 +122,8 @@ class Performer(Mixer):
             random_features = max(math.ceil(depth * math.log(depth)), 1)
         check_sizes(random_features=random_features)
         self.heads = heads
-        self.projection = conv1x1(dim, 3 * self.dim_out, device, dtype)
-        self.register_buffer("weights", torch.empty(random_features, depth, device=device, dtype=dtype))
+        self.projection = conv1x1(dim, 3 * self.dim_out)
+        self.register_buffer("weights", torch.empty(random_features, depth))
         self.redraw_features()
 
     def redraw_features(self) -> None:
@@ -182,7 +141,11 @@ class Performer(Mixer):
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return the attention output (b, h, n, c) for queries, keys and values (b, h, n, c)."""
         query_features, key_features = self.features(queries, keys)
-        return linear_attention(query_features, key_features, values, _identity, multi_head=True)
+        values_and_ones = F.pad(values, (0, 1), value=1.0)  # the denominator is the same lambda of ones
+        output = lambda_interaction(
+            query_features, key_features, values_and_ones, None, normalize_keys=None, multi_head=True
+        )
+        return output[..., :-1] / output[..., -1:]
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Return phi of queries and keys, (b, h, n, r), up to a factor per query, which cancels in the attention."""
@@ -231,7 +194,3 @@ def orthogonal_rows(num_rows: int, depth: int) -> Tensor:
     ]
     norms = torch.randn(num_rows, depth, device="cpu", dtype=torch.float32).norm(dim=1, keepdim=True)
     return torch.cat(blocks)[:num_rows] * norms
-
-
-def _identity(features: Tensor) -> Tensor:
-    return features

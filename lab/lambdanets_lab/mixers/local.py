@@ -78,21 +78,19 @@ class LocalRelation(Mixer):
         stride: int = 1,
         scope: int = 7,
         share: int = 8,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_scope(scope)
         check_divides("share", share, self.dim_out)
         groups = self.dim_out // share
         self.scope = scope
-        self.projection = conv1x1(dim, 2 * groups, device, dtype)
+        self.projection = conv1x1(dim, 2 * groups)
         keeps_dim = self.dim_out == dim
-        self.value_projection = nn.Identity() if keeps_dim else conv1x1(dim, self.dim_out, device, dtype)
+        self.value_projection = nn.Identity() if keeps_dim else conv1x1(dim, self.dim_out)
         self.geometry_prior = nn.Sequential(
-            nn.Linear(2, groups, device=device, dtype=dtype),
+            nn.Linear(2, groups),
             nn.ReLU(),
-            nn.Linear(groups, groups, device=device, dtype=dtype),
+            nn.Linear(groups, groups),
         )
 
     def mix(self, x: Tensor) -> Tensor:
@@ -135,24 +133,15 @@ class PairwiseAttention(Mixer):
         stride: int = 1,
         scope: int = 7,
         share: int = 8,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_scope(scope)
         check_divides("share", share, self.dim_out)
         depth = max(self.dim_out // 4, 1)
         self.scope, self.depth = scope, depth
-        self.projection = conv1x1(dim, 2 * depth + self.dim_out, device, dtype)
-        self.position = nn.Linear(2, 2, bias=False, device=device, dtype=dtype)
-        self.weighing = nn.Sequential(
-            nn.BatchNorm2d(depth + 2, device=device, dtype=dtype),
-            nn.ReLU(),
-            nn.Conv2d(depth + 2, depth, 1, bias=False, device=device, dtype=dtype),
-            nn.BatchNorm2d(depth, device=device, dtype=dtype),
-            nn.ReLU(),
-            nn.Conv2d(depth, self.dim_out // share, 1, device=device, dtype=dtype),
-        )
+        self.projection = conv1x1(dim, 2 * depth + self.dim_out)
+        self.position = nn.Linear(2, 2, bias=False)
+        self.weighing = _gamma(depth + 2, depth, self.dim_out // share)
 
     def mix(self, x: Tensor) -> Tensor:
         queries, keys, values = self.projection(x).split([self.depth, self.depth, self.dim_out], dim=1)
@@ -193,24 +182,14 @@ class PatchwiseAttention(Mixer):
         stride: int = 1,
         scope: int = 7,
         share: int = 8,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_scope(scope)
         check_divides("share", share, self.dim_out)
         depth, groups = max(self.dim_out // 4, 1), self.dim_out // share
         self.scope, self.depth, self.groups = scope, depth, groups
-        channels = depth * (scope * scope + 1)
-        self.projection = conv1x1(dim, 2 * depth + self.dim_out, device, dtype)
-        self.weighing = nn.Sequential(
-            nn.BatchNorm2d(channels, device=device, dtype=dtype),
-            nn.ReLU(),
-            nn.Conv2d(channels, groups, 1, bias=False, device=device, dtype=dtype),
-            nn.BatchNorm2d(groups, device=device, dtype=dtype),
-            nn.ReLU(),
-            nn.Conv2d(groups, scope * scope * groups, 1, device=device, dtype=dtype),
-        )
+        self.projection = conv1x1(dim, 2 * depth + self.dim_out)
+        self.weighing = _gamma(depth * (scope * scope + 1), groups, scope * scope * groups)
 
     def mix(self, x: Tensor) -> Tensor:
         queries, keys, values = self.projection(x).split([self.depth, self.depth, self.dim_out], dim=1)
@@ -221,3 +200,15 @@ class PatchwiseAttention(Mixer):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, scope={self.scope}"
+
+
+def _gamma(channels: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Return the function that maps features of a pair or of a neighborhood to weights (Zhao et al. 2020)."""
+    return nn.Sequential(
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.Conv2d(channels, hidden, 1, bias=False),
+        nn.BatchNorm2d(hidden),
+        nn.ReLU(),
+        nn.Conv2d(hidden, outputs, 1),
+    )

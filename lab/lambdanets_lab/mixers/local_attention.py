@@ -40,8 +40,6 @@ class LocalAttention(Mixer):
         stride: int = 1,
         heads: int = 8,
         scope: int = 7,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
@@ -50,9 +48,9 @@ class LocalAttention(Mixer):
         if depth % 2:
             raise ValueError(f"heads must have an even number of channels, got {self.dim_out} / {heads} = {depth}")
         self.heads, self.scope = heads, scope
-        self.projection = conv1x1(dim, 3 * self.dim_out, device, dtype)
-        self.row_table = nn.Parameter(torch.empty(heads, scope, depth // 2, device=device, dtype=dtype))
-        self.column_table = nn.Parameter(torch.empty(heads, scope, depth // 2, device=device, dtype=dtype))
+        self.projection = conv1x1(dim, 3 * self.dim_out)
+        self.row_table = nn.Parameter(torch.empty(heads, scope, depth // 2))
+        self.column_table = nn.Parameter(torch.empty(heads, scope, depth // 2))
         for table in (self.row_table, self.column_table):
             nn.init.normal_(table, std=depth**-0.5)
 

@@ -48,9 +48,9 @@ class Mixer(Layer):
         return f"{self.dim}, {self.dim_out}, stride={self.stride}"
 
 
-def conv1x1(dim: int, dim_out: int, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Conv2d:
+def conv1x1(dim: int, dim_out: int) -> nn.Conv2d:
     """Return a 1x1 convolution without bias. Its weights have std dim^-1/2, which preserves the variance of inputs."""
-    convolution = nn.Conv2d(dim, dim_out, 1, bias=False, device=device, dtype=dtype)
+    convolution = nn.Conv2d(dim, dim_out, 1, bias=False)
     set_initialization(convolution, dim**-0.5)
     convolution.reset_parameters()
     return convolution

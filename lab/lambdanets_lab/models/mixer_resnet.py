@@ -57,17 +57,12 @@ class MixerResNet(ResNetBase):
         if mixer == "channel_attention":
             for stage, numbers in zip(self.stages(), mixer_blocks, strict=True):
                 for block in (stage[number - 1] for number in numbers):
-                    weight = block.conv3.weight
-                    factory_kwargs: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
-                    block.se = squeeze_excitation(block.conv3.out_channels, **mixer_options, **factory_kwargs)
+                    block.se = squeeze_excitation(block.conv3.out_channels, **mixer_options)
         elif mixer != "convolution":
 
             def make_layer(conv: nn.Conv2d) -> nn.Module:
                 # timm replaces stride by dilation for output_stride; mixers do not need the dilation
-                factory_kwargs = {"device": conv.weight.device, "dtype": conv.weight.dtype}
-                return MIXERS[mixer](
-                    conv.in_channels, conv.out_channels, stride=conv.stride[0], **mixer_options, **factory_kwargs
-                )
+                return MIXERS[mixer](conv.in_channels, conv.out_channels, stride=conv.stride[0], **mixer_options)
 
             self.replace(mixer_blocks, make_layer)
 

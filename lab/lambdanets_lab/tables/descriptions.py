@@ -27,9 +27,8 @@ TITLES = {
 PARAGRAPHS = {
     "2": "Attention needs an attention map for each example and head. A lambda layer needs embeddings that are "
     "shared by the whole batch, and computes one lambda per position for all heads, which divides its time by "
-    "h. With a local scope r, the time is linear in n. Exponents are fitted to the multiply-adds that the "
-    "operations of this package execute over a grid of sizes; they match within 0.05. Where a term has a sum "
-    "of k and d, both are scaled in proportion. Space was not fitted.",
+    "h. With a local scope r, the time is linear in n. Exponents of lambda layers are fitted to the multiply-adds "
+    "that this package executes over a grid of sizes; they match within 0.05. Space was not fitted.",
     "3": "Every 3x3 convolution of ResNet-50 is replaced by another layer. Lambda layers have the fewest "
     "parameters, because their projections are small and the size of the embedding table does not depend on "
     "the number of channels. For rows that the paper quotes from other papers, we put that layer into every "
@@ -39,7 +38,8 @@ PARAGRAPHS = {
     "grow with batch size and heads; embeddings do not, and need a third of the memory if the layers of one "
     "resolution share them. GB are GiB, for 128 images in float32, 8 heads of attention, and 3, 4, 6 and 3 "
     "layers on feature maps of side 56, 28, 14 and 7. The paper's space of the lambda convolution counts one "
-    "embedding per pair of positions; one table of r entries, l k r, is enough.",
+    "embedding per pair of positions; one table of r entries, l k r, is enough. The attention that is measured is "
+    "PyTorch's, whose fused kernels store no attention maps.",
     "5": "According to the paper, LambdaResNet-152 trains 9.5 times as fast as EfficientNet-B7, at the same "
     "accuracy. The paper's throughputs were measured on TPUs.",
     "6": "One lambda per head costs h times as much as one lambda shared by all heads. In the paper's space column "

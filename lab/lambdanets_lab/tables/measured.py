@@ -1,7 +1,6 @@
-"""Read results of `lambdanets benchmark`."""
+"""Read results of `lambdanets benchmark tables`."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.files import open_regular
-from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
 from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.benchmark.report import read_rows
 from lambdanets_lab.benchmark.tables import baseline_row
@@ -54,28 +52,16 @@ class Measurement:
         return None if training else "throughput"
 
 
-@dataclass(frozen=True)
-class MeasuredTable:
-    """A table of measurements, formatted, to show below a table of the paper."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-
 @dataclass
 class Measured:
     """Measurements of one machine.
 
     values: (value, note), keyed by (table, row, column of the paper).
-    additional: tables of measurements that the paper does not report, keyed by the table below which they are shown.
     figures: paths of figures relative to the page, keyed by table.
     """
 
     values: dict[tuple[str, str, str], tuple[float, str]] = field(default_factory=dict)
     machine: str = ""
-    additional: dict[str, list[MeasuredTable]] = field(default_factory=dict)
     figures: dict[str, str] = field(default_factory=dict)
 
 
@@ -88,20 +74,12 @@ def read(paths: Sequence[Path]) -> Measured:
                 content = json.loads(file.read())
             torch_version, dtype = content["versions"]["torch"], content["options"]["dtype"]
             measured_on = f"{_machine(content['hardware'])}, PyTorch {torch_version}, {dtype}"
-            if content["kind"] == "tables":
-                measurements = _read_measurements(content)
-                measured.values |= values_by_cell(measurements)
-                for name in dict.fromkeys(each.table for each in measurements):
-                    tables = _additional_tables(name, measurements, measured_on)
-                    measured.additional.setdefault(name, []).extend(tables)
-            else:
-                units = {"layer": ("median_seconds", 1e-3, "ms"), "memory": ("peak_bytes", 2**20, "MiB")}
-                table = _layer_table(content, measured_on, *units[content["kind"]])
-                measured.additional.setdefault("4", []).append(table)
+            measurements = _read_measurements(content)
+            measured.values |= values_by_cell(measurements)
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
         except (AttributeError, ArithmeticError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise InputError(f"{path} must be results.json of lambdanets benchmark tables, layer or memory") from error
+            raise InputError(f"{path} must be results.json of lambdanets benchmark tables") from error
         if measured.machine not in ("", measured_on):
             raise InputError(
                 "--measured files must be from the same machine and setup, "
@@ -165,74 +143,3 @@ def _paper_ratio(table: str, row: str, baseline: str, column: str) -> float | No
         return None
     ratio = float(speeds[row]) / float(speeds[baseline])
     return 1 / ratio if column == LATENCY else ratio
-
-
-def _additional_tables(table: str, measurements: Sequence[Measurement], measured_on: str) -> list[MeasuredTable]:
-    """Make tables of measurements that the paper does not report: training in Table 4, speed in Table 10."""
-    selected = [each for each in measurements if each.table == table and (table == "10" or each.column is None)]
-    if not selected:
-        return []
-    rows = []
-    for each in selected:
-        name, peak = each.row.candidate, each.row.peak_bytes
-        memory = "" if peak is None else f"{peak / 2**30:.2f}"
-        if each.seconds is None:
-            rows.append((name, each.row.skip_reason or "not measured", "", memory))
-        else:
-            baseline = _baseline_seconds(each, measurements)
-            ratio = "" if baseline is None else f"{baseline / each.seconds:.2f}"
-            rows.append((name, f"{1 / each.seconds:.2f}", ratio, memory))
-    passes = "Forward and backward pass" if selected[0].phase == "training" else "Forward pass"
-    title = f"{passes}, batch {selected[0].batch_size}, {selected[0].image_size} pixels. Measured on {measured_on}."
-    header = ("", "images/s", f"x {baseline_row(table)}", "peak memory (GiB)")
-    notes = (
-        "attention here is PyTorch's SDPA, whose fused kernels store no attention maps; the paper's attention did",
-    )
-    return [MeasuredTable(title, header, tuple(rows), notes if table == "4" else ())]
-
-
-def _layer_table(content: Mapping[str, Any], measured_on: str, key: str, unit_size: float, unit: str) -> MeasuredTable:
-    """Make a table with one row per feature map, scope and pass, and one column per candidate."""
-    names = list(dict.fromkeys(row["candidate"] for row in content["rows"]))
-    names = [OURS, *(name for name in names if name not in (OURS, CONVOLUTION)), CONVOLUTION]
-    cases: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in content["rows"]:
-        sizes = row["sizes"]
-        case = cases.setdefault((sizes["shape"], sizes["scope"], sizes["pass"]), {})
-        case[row["candidate"]] = row
-    notes: list[str] = []
-    num_compared, num_wins = Counter[str](), Counter[str]()
-    rows = []
-    for (shape, scope, phase), results in cases.items():
-        ours = results.get(OURS, {}).get(key)
-        cells, winners = [], []
-        for name in names:
-            row = results.get(name, {"skip_reason": "not run"})
-            if row["skip_reason"] or row[key] is None:
-                note = f"{name}: {row['skip_reason']}"
-                notes += [note] if note not in notes else []
-                cells.append(f"[{notes.index(note) + 1}]")
-                continue
-            comparable = name != OURS and ours is not None
-            noisy = key == "median_seconds" and (row.get("noisy") or (comparable and results[OURS].get("noisy")))
-            ratio = " (noisy)" if noisy else f" ({row[key] / ours:.2f} x)" if comparable else ""
-            cells.append(f"{row[key] / unit_size:.1f}{ratio}")
-            if comparable:
-                num_compared[name] += not noisy
-                winners += [name] if row[key] < ours and not noisy else []
-        num_wins.update(winners)
-        rows.append((shape, str(scope), phase, *cells, ", ".join(winners)))
-    options = content["options"]
-    quantity = "Time (ms)" if unit == "ms" else "Peak memory (MiB)"
-    title = (
-        f"{quantity} of one layer, batch {options['batch_size']}, {options['heads']} heads, next to attention over the "
-        f"same context and the 3x3 convolution (in parentheses: ratio to the lambda layer). Measured on {measured_on}."
-    )
-    winners_header = "faster than the lambda layer" if unit == "ms" else "less than the lambda layer"
-    header = ("map", "scope", "pass", "lambda layer", *names[1:], winners_header)
-    counts = ", ".join(
-        f"{name} in {num_wins[name]} of {num_compared[name]} cases" for name in names[1:] if num_compared[name]
-    )
-    summary = [f"{winners_header}: {counts}"] if counts else []
-    numbered = (f"[{i}] {note}" for i, note in enumerate(notes, 1))
-    return MeasuredTable(title, header, tuple(rows), (*summary, *numbered))

@@ -1,11 +1,10 @@
-"""Format comparisons with the paper as text tables, Markdown, CSV or JSON."""
+"""Format comparisons with the paper as text tables, Markdown or JSON."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
-from lambdanets.text_tables import csv_table, markdown_table, text_table
+from lambdanets.text_tables import markdown_table, text_table
 from lambdanets_lab.tables.descriptions import PARAGRAPHS, TITLES
 from lambdanets_lab.tables.measured import Measured
 from lambdanets_lab.tables.verdicts import (
@@ -21,33 +20,26 @@ from lambdanets_lab.tables.verdicts import (
 )
 
 NO_MEASUREMENTS = Measured()
-FIELDS = ("table", "row", "column", "unit", "paper", "ours", "verdict", "note", "model")
 
 
 def to_record(comparison: Comparison) -> dict[str, Any]:
     """Convert a comparison to a flat dictionary."""
     paper = comparison.paper
-    values = (paper.table, paper.row, paper.column, paper.unit, paper.value, comparison.ours, comparison.verdict)
-    return dict(zip(FIELDS, (*values, comparison.note, comparison.model), strict=True))
+    return {
+        **{name: getattr(paper, name) for name in ("table", "row", "column", "unit")},
+        "paper": paper.value,
+        **{name: getattr(comparison, name) for name in ("ours", "verdict", "note", "model")},
+    }
 
 
 def to_json(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
-    """Format the summary, the machine, one object per number, and the additional measured tables as JSON."""
+    """Format the summary, the machine, and one object per number as JSON."""
     content = {
         "summary": summary(comparisons),
         "measured_on": measured.machine or None,
         "numbers": [to_record(c) for c in comparisons],
-        "additional_tables": {
-            name: [asdict(table) for table in tables] for name, tables in measured.additional.items()
-        },
     }
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def to_csv(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
-    """Format as CSV, with one row per number in the paper's tables."""
-    records = (to_record(comparison) for comparison in comparisons)
-    return csv_table([FIELDS, *([record[field] for field in FIELDS] for record in records)])
 
 
 def to_text(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
@@ -56,9 +48,6 @@ def to_text(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREME
     for name, table_comparisons in _by_table(comparisons).items():
         header, rows, notes = _cells(table_comparisons)
         parts += [_heading(name), "", text_table([header, *rows]), "", *(f"  {note}" for note in notes), ""]
-        for table in measured.additional.get(name, []):
-            text = text_table([table.header, *table.rows])
-            parts += [table.title, "", text, "", *(f"  {note}" for note in table.notes), ""]
     return "\n".join([*parts, *_summary_lines(comparisons, measured)]) + "\n"
 
 
@@ -71,13 +60,10 @@ def to_markdown(comparisons: Sequence[Comparison], measured: Measured = NO_MEASU
         parts += [markdown_table(header, *rows), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
         if name in measured.figures:
             parts += [f"![{TITLES[name]}]({measured.figures[name]})", ""]
-        for table in measured.additional.get(name, []):
-            text = markdown_table(table.header, *table.rows)
-            parts += [table.title, "", text, "", *(f"- {note}" for note in table.notes), ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-FORMATTERS = {"text": to_text, "markdown": to_markdown, "csv": to_csv, "json": to_json}
+FORMATTERS = {"text": to_text, "markdown": to_markdown, "json": to_json}
 
 # Marks in the headers of columns that have no number of ours.
 _MARKS = {
@@ -88,7 +74,7 @@ _OPENING = """\
     lambdanets tables                                   # all tables
     lambdanets tables 12                                # one table
     lambdanets tables --check                           # a summary; exit code 1 if a number differs
-    lambdanets tables --format markdown --out tables.md # formats: text, markdown, csv, json
+    lambdanets tables --format markdown --out tables.md # formats: text, markdown, json
     lambdanets benchmark tables --tables 12 --out speed # measure speed and peak memory; all tables take hours on a CPU
     lambdanets tables 12 --measured speed/results.json  # show these next to the paper's, with ratios to a baseline
     lambdanets tables --figures figures                 # accuracy over time (Figure 4), FLOPs over scope (Table 10)

@@ -123,9 +123,8 @@ def _count(column: str, spec: ModelSpec, single_application: bool) -> int:
 
 
 def _compare_fitted(number: PaperNumber) -> Comparison:
-    term = str(number.value)
-    fitted = complexity.exponents(number.table, number.row, term)
+    fitted = complexity.exponents(number.table, number.row)
     if fitted is None:
         return Comparison(number, None, NOT_FITTED)
-    ours = " ".join(f"{name}^{exponent + 0.0:.2f}".replace("-0.00", "0.00") for name, exponent in fitted.items())
-    return Comparison(number, ours, MATCH if complexity.matches_term(term, fitted) else DIFFERS)
+    ours = " ".join(f"{name}^{exponent:z.2f}" for name, exponent in fitted.items())
+    return Comparison(number, ours, MATCH if complexity.matches_term(str(number.value), fitted) else DIFFERS)

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lambdanets_lab.benchmark import report
+from lambdanets_lab.benchmark.aggregates import fit_exponents
 from lambdanets_lab.benchmark.kinds import KINDS
 from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.benchmark.options import Layer
@@ -21,28 +22,11 @@ LAYERS = [
 ]
 
 
-def test_layers_are_compared_by_geometric_mean_over_shapes():
-    (entry,) = KINDS["layer"].aggregate(LAYERS)
-    assert entry["candidate"] == "convolution"
-    assert entry["shapes"] == 2
-    assert entry["geometric_mean_over_ours"] == pytest.approx(2.0)
-
-
-def test_models_are_compared_by_throughput_relative_to_resnet50():
-    rows = rows_with_times({"resnet50": 1.0, "lambdanets CCCL": 4.0}, image_size=32, **{"pass": "training"})
-    throughputs = {
-        entry["candidate"]: entry["throughput_relative_to_resnet50"] for entry in KINDS["model"].aggregate(rows)
-    }
-    assert throughputs == {"resnet50": 1.0, "lambdanets CCCL": 0.25}
-
-
 def test_exponent_is_fitted_to_the_larger_half_of_sizes():
     rows = []
     for n, seconds in ((16, 1.0), (64, 1.0), (256, 2.0), (1024, 8.0)):
         rows += rows_with_times({"convolution": seconds}, setting="square map", n=n, **{"pass": "inference"})
-    (entry,) = KINDS["scaling"].aggregate(rows)
-    assert (entry["from_n"], entry["to_n"]) == (256, 1024)
-    assert entry["exponent_of_time"] == pytest.approx(1.0)
+    assert fit_exponents(rows) == {("convolution", "square map", "inference"): pytest.approx(1.0)}
 
 
 def test_results_file_has_every_sample(tmp_path):
@@ -66,12 +50,6 @@ NOISY = [
 ]
 
 
-def test_aggregates_exclude_noisy_times():
-    (entry,) = KINDS["layer"].aggregate(NOISY)
-    assert (entry["shapes"], entry["geometric_mean_over_ours"]) == (1, pytest.approx(0.5))
-    assert KINDS["layer"].aggregate(NOISY[2:]) == []
-
-
 def test_case_table_and_results_file_mark_noisy_times(tmp_path):
     table = report.case_table(KINDS["layer"], NOISY[2:], "lambdanets", batch_size=8).splitlines()
     assert "(noisy)" in table[3]
@@ -80,5 +58,3 @@ def test_case_table_and_results_file_mark_noisy_times(tmp_path):
     report.Report("layer", Layer(), "cpu", "2026-01-01", NOISY).write(tmp_path)
     rows = json.loads((tmp_path / report.RESULTS).read_text())["rows"]
     assert [row["noisy"] for row in rows] == [False, False, True, False]
-    assert report.noise_warning(NOISY).startswith("noisy: 1 of 4 measurements")
-    assert report.noise_warning(LAYERS) == ""

@@ -15,7 +15,7 @@ from lambdanets_lab.benchmark.measurement import (
 from lambdanets_lab.benchmark.peers import Skipped
 from lambdanets_lab.benchmark.reference import Error, compute_expected, reference_copy
 
-TIMING = MeasureOptions(torch.device("cpu"), time=True, repeats=3, seconds=600.0)
+OPTIONS = MeasureOptions(torch.device("cpu"), repeats=3, seconds=600.0)
 
 
 def candidate(name, error=0.0, ran_names=None, run=None):
@@ -44,7 +44,7 @@ def test_only_correct_candidates_are_timed():
     ran_names = []
     failing = [failing_candidate("a", Skipped("not installed")), failing_candidate("b", RuntimeError("no\nkernel"))]
     candidates = [*failing, candidate("wrong", 0.2, ran_names), candidate("right", 1e-6)]
-    rows = measure_case(Case({}, candidates), [], TIMING)
+    rows = measure_case(Case({}, candidates), [], OPTIONS)
     reason = "wrong: output has a relative error of 2.0e-01, the tolerance is 1e-04"
     assert [row.skip_reason for row in rows] == ["not installed", "RuntimeError: no kernel", reason, None]
     assert [len(row.seconds) >= 3 for row in rows] == [False, False, False, True]
@@ -52,7 +52,7 @@ def test_only_correct_candidates_are_timed():
 
 
 def test_interrupted_case_is_marked_as_not_reached():
-    calls = iter(range(5))  # one check, two warm-up runs, two timed runs
+    calls = iter(range(6))  # one check, one for memory, two warm-up runs, two timed runs
 
     def run():
         if next(calls, None) is None:
@@ -60,10 +60,10 @@ def test_interrupted_case_is_marked_as_not_reached():
 
     rows = []
     with pytest.raises(KeyboardInterrupt):
-        measure_case(Case({}, [candidate("a", run=run)]), rows, TIMING)
+        measure_case(Case({}, [candidate("a", run=run)]), rows, OPTIONS)
     assert (len(rows[0].seconds), rows[0].skip_reason) == (2, NOT_REACHED)
     with pytest.raises(KeyboardInterrupt):
-        measure_case(Case({}, [candidate("a"), candidate("b", run=run)]), rows, TIMING)
+        measure_case(Case({}, [candidate("a"), candidate("b", run=run)]), rows, OPTIONS)
     assert [row.skip_reason for row in rows] == [NOT_REACHED] * 3
 
 
@@ -72,7 +72,6 @@ def test_peak_memory_excludes_gradients_of_earlier_runs():
     module, x = torch.nn.Conv2d(4, 4, 1, bias=False), torch.randn(1, 4, 16, 16)
     gradient = torch.randn_like(x)
     prepared = prepare_module(module, x, gradient, lambda: compute_expected(reference_copy(module), x, gradient))
-    options = MeasureOptions(torch.device("cpu"), memory=True)
-    rows = measure_case(Case({}, [Candidate("a", lambda: prepared), Candidate("b", lambda: prepared)]), [], options)
+    rows = measure_case(Case({}, [Candidate("a", lambda: prepared), Candidate("b", lambda: prepared)]), [], OPTIONS)
     assert rows[0].peak_bytes == rows[1].peak_bytes >= 2 * x.nbytes  # output and input gradient
     assert rows[0].errors.keys() == {"output", "input gradient"}

@@ -25,12 +25,6 @@ def test_occupied_port_is_a_users_error(capsys):
     assert error.startswith(f"lambdanets: host and port must be a free address of this machine, got 127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("arguments", [["nothing"], ["digits", "--port", "70000"], ["digits", "--device", "tpu"]])
-def test_invalid_argument_is_a_users_error(arguments, capsys):
-    assert main(["demo", *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 @pytest.mark.forks
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_uploads_are_never_in_files_and_signals_end_the_command(number, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Attention maps reproduce the output of every layer, and equal the gradient of the output with respect to values."""
+"""Attention maps reproduce the output of every layer."""
 
 import pytest
 import torch
@@ -6,15 +6,12 @@ from torch import nn
 
 import lambdanets as ln
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
+from lambdanets.ops import definition
 from lambdanets_lab.explain.attention import compute_attention_map, shared_keys
 
 MAPS = {
-    "local": (ln.LambdaLayer2d, {"scope": 5}, (6, 9)),
-    "global": (ln.LambdaLayer2d, {"scope": None, "grid": (6, 9)}, (6, 9)),
-    "smaller grid": (ln.LambdaLayer2d, {"scope": None, "grid": (3, 4)}, (6, 9)),
     "strided": (ln.LambdaLayer2d, {"scope": 5, "stride": 2}, (7, 6)),
     "own pool": (ln.LambdaLayer2d, {"stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True)}, (7, 6)),
-    "dilated": (ln.LambdaLayer2d, {"scope": 5, "dilation": 3}, (11, 8)),
     "causal, L2 keys": (ln.LambdaLayer2d, {"scope": 5, "causal": True, "normalize_keys": "l2"}, (5, 6)),
     "multi-head, bias, u = 2": (
         ln.LambdaLayer2d,
@@ -25,19 +22,8 @@ MAPS = {
     "position bias": (ln.LambdaLayer2d, {"scope": 5, "position_bias": True, "stride": 2}, (6, 7)),
     "content only": (ln.LambdaLayer2d, {"position": False}, (6, 7)),
     "position only": (ln.LambdaLayer2d, {"content": False, "scope": 3}, (6, 7)),
-    "unnormalized keys, softmax queries": (
-        ln.LambdaLayer2d,
-        {"scope": 3, "normalize_keys": None, "normalize_queries": "softmax"},
-        (6, 7),
-    ),
     "dense embedding": (ln.LambdaLayer2d, {"embedding": DenseEmbedding(42, 42, 16)}, (6, 7)),
-    "rows and columns": (
-        ln.LambdaLayer2d,
-        {"embedding": [ln.RelativeEmbedding((1, 5), 16), ln.RelativeEmbedding((5, 1), 16)]},
-        (6, 7),
-    ),
     "slices": (ln.LambdaLayer3d, {"scope": 3, "content": "slices"}, (3, 5, 4)),
-    "volume": (ln.LambdaLayer3d, {"scope": 3, "stride": 2}, (3, 5, 4)),
 }
 
 
@@ -54,26 +40,26 @@ def make_layer(layer_type, options):
 
 
 def assert_reproduces(layer, inputs, output, positions, index):
-    """Compare maps with the output, and a head's map with the gradient of its output with respect to the values."""
     for position in positions:
         attention = compute_attention_map(layer, inputs, position, "layer")
-        expected = output[index(position)]
-        torch.testing.assert_close(attention.output(), expected, rtol=1e-10, atol=1e-10)
-        values = inputs.values.detach().requires_grad_()
-        result = layer.finish(layer.sum_terms(inputs._replace(values=values)), inputs)[index(position)]
-        v, heads = layer.value_depth, layer.heads
-        (gradient,) = torch.autograd.grad(result[(heads - 1) * v + 1], values)
-        gradient = gradient[0, -1] if layer.multi_head else gradient[0]  # (m, v[, u])
-        weights = attention.total[-1].flatten(0, len(position) - 1)
-        torch.testing.assert_close(weights, gradient[:, 1], rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(attention.output(), output[index(position)], rtol=1e-10, atol=1e-10)
+
+
+def test_weights_are_products_of_queries_with_keys_and_embeddings():
+    layer = make_layer(ln.LambdaLayer2d, {"scope": 3})
+    inputs = layer.prepare(torch.randn(1, 8, 4, 5, dtype=torch.float64))
+    attention = compute_attention_map(layer, inputs, (2, 1), "layer")
+    query = inputs.queries[0, :, 2 * 5 + 1]  # (h, k)
+    embeddings = definition.relative_embeddings(inputs.tables[0], (4, 5))  # (n, m, k)
+    torch.testing.assert_close(attention.content.flatten(1), query @ inputs.keys[0].softmax(0).mT)
+    torch.testing.assert_close(attention.position.flatten(1), query @ embeddings[2 * 5 + 1].mT)
 
 
 def sample_positions(sides):
     return [tuple(side - 1 for side in sides), (0,) * len(sides), tuple(side // 2 for side in sides)]
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
-@pytest.mark.parametrize("case", MAPS)
+@pytest.mark.parametrize(("case", "masked"), [(case, bool(i % 2)) for i, case in enumerate(MAPS)])
 def test_map_reproduces_the_output_of_map_layers(case, masked):
     layer_type, options, sides = MAPS[case]
     layer = make_layer(layer_type, options)
@@ -96,8 +82,9 @@ TOKENS = {
 }
 
 
-@pytest.mark.parametrize("mask", [None, "padding", "pairs", "pairs of each example"])
-@pytest.mark.parametrize("case", TOKENS)
+@pytest.mark.parametrize(
+    ("case", "mask"), [*zip(TOKENS, [None, "pairs of each example", "padding", "pairs"], strict=True)]
+)
 def test_map_reproduces_the_output_of_token_layers(case, mask):
     options = TOKENS[case]
     heads = 4 if options.get("multi_head") else None
@@ -129,12 +116,11 @@ def test_map_reproduces_the_output_on_graphs():
     assert_reproduces(layer, inputs, output, [(0,), (1,), (2,)], lambda position: (0, *position))
 
 
-def test_excluded_values_may_be_nan():
+def test_padding_may_be_nan():
     layer = make_layer(ln.LambdaLayer, {"position": False})
     x = torch.randn(1, 4, 8, dtype=torch.float64)
     x[0, 3] = torch.nan
-    mask = torch.ones(4, 4, dtype=torch.bool)
-    mask[:, 3] = False
+    mask = torch.tensor([[[True, True, True, False]]])
     output = compute_attention_map(layer, layer.prepare(x, mask=mask), (1,), "layer").output()
     torch.testing.assert_close(output, layer(x, mask=mask)[0, 1], rtol=1e-10, atol=1e-10)
 

@@ -46,17 +46,9 @@ def test_command_explains_detectors(image, tmp_path, capsys):
     assert np.load(out / "explanation.npz")["gradient"].shape == (30, 50)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--layer", "layer9"], "layer must be one of"),
-        (["--at", "30", "0"], "at must be a pixel of the image of size (30, 50), got (30, 0)"),
-        (["--at", "0", "0"], "at must be in the center crop that the model sees"),
-    ],
-)
-def test_invalid_options_are_errors_without_a_folder(arguments, message, quick_run, image, tmp_path, capsys):
-    assert main(["explain", str(quick_run), str(image), "--out", str(tmp_path / "out"), *arguments]) == 2
+def test_invalid_options_are_errors_without_a_folder(quick_run, image, tmp_path, capsys):
+    assert main(["explain", str(quick_run), str(image), "--out", str(tmp_path / "out"), "--at", "0", "0"]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert "at must be in the center crop that the model sees" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()

@@ -55,12 +55,11 @@ def test_dynamic_graph_equals_the_layer_at_three_other_sizes(layer_type, options
     if layer.position_bias is not None:
         nn.init.normal_(layer.position_bias)
     channel_axis = 2 if layer_type is LambdaLayer else 1
-    axes = [axis for axis in range(len(shape)) if axis != channel_axis]
-    dynamic = (dict.fromkeys(axes, torch.export.Dim.DYNAMIC),)
+    dynamic = ((torch.export.Dim.AUTO,) * len(shape),)
     program = torch.export.export(layer, (torch.randn(shape),), dynamic_shapes=dynamic)
     runtimes = export_to_both(program, ["x"], tmp_path / "layer.onnx")
     for batch, factor in ((1, 0.5), (3, 1.7), (2, 0.15)):
-        size = [max(1, int(side * factor)) if axis in axes else side for axis, side in enumerate(shape)]
+        size = [side if axis == channel_axis else max(1, int(side * factor)) for axis, side in enumerate(shape)]
         x = torch.randn(batch, *size[1:])
         with torch.no_grad():
             expected = layer(x)
@@ -122,14 +121,6 @@ def make_inputs(case, b, n, m):
     }[case]
 
 
-DYNAMIC_AXES = {  # keyed by input name and number of dimensions
-    "x": {3: (0, 1), 4: (0, 2, 3)},
-    "mask": {3: (0, 1, 2)},
-    "context": {3: (0, 1)},
-    "embeddings": {3: (0, 1)},
-}
-
-
 @pytest.mark.parametrize(
     ("case", "layer"),
     [
@@ -146,9 +137,7 @@ def test_exported_layers_accept_masks_contexts_and_embeddings(case, layer, tmp_p
     torch.manual_seed(0)
     layer.eval()
     inputs = make_inputs(case, 2, 9, 6)
-    sizes = {}
-    for name, x in inputs.items():
-        sizes[name] = {axis: torch.export.Dim.DYNAMIC for axis in DYNAMIC_AXES[name][x.ndim] if x.shape[axis] > 1}
+    sizes = {name: (torch.export.Dim.AUTO,) * x.ndim for name, x in inputs.items()}
     program = torch.export.export(layer, (), inputs, dynamic_shapes=sizes)
     runtimes = export_to_both(program, list(inputs), tmp_path / "layer.onnx")
     for shape in ((1, 5, 11), (3, 13, 4), (2, 20, 17)):

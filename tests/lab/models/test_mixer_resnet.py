@@ -8,7 +8,6 @@ from torch import nn
 from lambdanets import create_model
 from lambdanets_lab.mixers import MIXERS
 from lambdanets_lab.mixers.attention import GlobalAttention
-from lambdanets_lab.mixers.local_attention import LocalAttention
 
 
 def have_same_shapes(state, other_state):
@@ -45,19 +44,6 @@ def test_pattern_selects_the_stages_with_mixers():
     layer_types = [{type(block.conv2) for block in stage} for stage in stages]
     assert layer_types == [{nn.Conv2d}, {nn.Conv2d}, {GlobalAttention}, {GlobalAttention}]
     assert model.layer3[0].conv2.stride == 2
-
-
-def test_mixer_options_are_keywords():
-    with torch.device("meta"):
-        model = create_model("resnet50_mixer", mixer="local_attention", pattern="CCCL", scope=5, num_classes=7)
-    assert [layer.scope for layer in model.modules() if isinstance(layer, LocalAttention)] == [5] * 3
-    assert model.num_classes == 7
-
-
-def test_output_stride_does_not_dilate_mixers():
-    with torch.device("meta"):
-        model = create_model("resnet50_mixer", mixer="axial_attention", pattern="CCLL", output_stride=16)
-        assert model.forward_features(torch.empty(1, 3, 64, 64, device="meta")).shape == (1, 2048, 4, 4)
 
 
 @pytest.mark.parametrize(

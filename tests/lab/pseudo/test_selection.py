@@ -1,8 +1,6 @@
 """The selection of pseudo-labels equals a reference implementation, and resumes."""
 
 import os
-import signal
-import threading
 
 import pytest
 from hypothesis import given, settings
@@ -91,15 +89,6 @@ def test_interrupted_selection_resumes_byte_identically(tmp_path, monkeypatch):
     )
     assert actual == expected
     assert select(tmp_path / "in", out, per_class=50) == selection
-
-
-def test_ctrl_c_interrupts_the_ranking(tmp_path, monkeypatch):
-    write_labels(tmp_path / "in", [random_labels(30)])
-    monkeypatch.setattr(tables, "_RANK", "CREATE TABLE copies AS SELECT max(hash(range)) FROM range(1000000000000)")
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        select(tmp_path / "in", tmp_path / "out", per_class=5)
-    assert not (tmp_path / "out").exists()
 
 
 def test_damaged_labels_are_named_and_leave_no_folder(tmp_path):

@@ -83,14 +83,3 @@ def test_rejects_labels_of_other_images(shards, selection):
     (shards / "shards.json").write_text(json.dumps(shard_list))
     with pytest.raises(InputError, match="selection has labels of other shards"):
         open_images(shards, selection)
-
-
-def test_rejects_an_unfinished_or_damaged_selection(shards, selection):
-    content = json.loads((selection / "selection.json").read_text())
-    del content["shards"]
-    (selection / "selection.json").write_text(json.dumps(content))
-    with pytest.raises(InputError, match=r"selection.json is damaged: .*; remove it and select again"):
-        open_images(shards, selection)
-    (selection / "selection.json").unlink()
-    with pytest.raises(InputError, match=r"finished selection of pseudo-labels, got a folder without"):
-        open_images(shards, selection)

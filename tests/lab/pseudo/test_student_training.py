@@ -66,19 +66,6 @@ def test_rejects_resuming_a_student_with_another_selection(recipe, data, tmp_pat
         run.resume(folder)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"pseudo_labels": ""}, "pseudo_labels must be given; set it with --pseudo-labels PATH"),
-        ({"pseudo_labels": "nowhere"}, "nowhere must be a finished selection of pseudo-labels"),
-    ],
-)
-def test_missing_pseudo_labels_are_rejected_without_creating_a_folder(recipe, fields, message, tmp_path):
-    with pytest.raises(InputError, match=message):
-        run.start(replace(recipe, **fields), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_student_training_with_commands_from_shards_to_evaluation(data, tmp_path, capsys):
     def run_command(*arguments):
         assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err

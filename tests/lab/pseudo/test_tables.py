@@ -3,11 +3,10 @@
 import contextlib
 
 import numpy as np
-import pytest
 
 from lab.pseudo.label_tables import Label, write_labels
 from lambdanets.errors import InputError
-from lambdanets_lab.pseudo.tables import open_labels, read_table, write_table
+from lambdanets_lab.pseudo.tables import read_table, write_table
 
 
 def test_table_round_trip_keeps_rows(tmp_path):
@@ -18,17 +17,6 @@ def test_table_round_trip_keeps_rows(tmp_path):
         "key": "a", "position": 0, "class": 3, "confidence": 0.75, "classes": [3, 0], "probabilities": [0.75, 0.25],
     }  # fmt: skip
     assert (second["key"], second["position"], second["class"]) == ("b\\udcff", 2, 1)
-
-
-def test_incomplete_labels_error_names_the_first_missing_table(tmp_path):
-    write_labels(tmp_path, [[Label("a", 0, 0.5)], [], [Label("b", 1, 0.5)]])
-    assert open_labels(tmp_path).shards == ("train-00000", "train-00001", "train-00002")
-    (tmp_path / "train-00001.parquet").unlink()
-    with pytest.raises(InputError, match=r"lacks 1 of 3 tables, such as train-00001.parquet; finish lambdanets"):
-        open_labels(tmp_path)
-    (tmp_path / "pseudo-labels.json").unlink()
-    with pytest.raises(InputError, match=r"got one without pseudo-labels.json"):
-        open_labels(tmp_path)
 
 
 def test_a_changed_byte_in_any_row_is_detected(tmp_path):
