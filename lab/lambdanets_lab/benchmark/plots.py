@@ -11,6 +11,7 @@ from lambdanets_lab.benchmark.aggregates import fit_exponents, group, median_sec
 from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
 from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.plot_style import BASELINES, GRID, REFERENCE
+from lambdanets_lab.timing import summarize
 
 _LABELS = {CONVOLUTION: "3x3 convolution"}
 

@@ -18,6 +18,7 @@ from lambdanets_lab.benchmark.layer import check_memory_limit, select_candidates
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Row
 from lambdanets_lab.benchmark.options import Scaling
 from lambdanets_lab.benchmark.peers import Skipped
+from lambdanets_lab.timing import summarize
 
 ATTENTION = "sdpa"
 NAMES = [*ALGORITHMS, ATTENTION]

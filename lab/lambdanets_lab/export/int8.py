@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from lambdanets.inference.classification_evaluation import ClassificationEvaluator, open_splits_of
 from torch import Tensor
 
 from lambdanets.data.datasets import remap_labels
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.classifier import ClassificationEvaluator, Classifier, open_splits_of
 from lambdanets_lab.export.runtimes import Run
 
 MAX_CALIBRATION_IMAGES = 300
@@ -68,8 +67,7 @@ class Int8Data:
 
 def open_int8_data(model: Classifier, data: str, batch_size: int) -> Int8Data:
     """Open a dataset, of which the training split is for calibration and the validation split for accuracy."""
-    source = model.card.source
-    splits = open_splits_of(source, data, source.data_root if data == source.data else None)
+    splits = open_splits_of(model.card, data)
     train, validation = (
         remap_labels(images, splits.classes, model.classes, splits.source)
         for images in (splits.train, splits.validation)

@@ -52,7 +52,7 @@ def test_command_reports_the_accuracy_of_int8_openvino(shallow_run, classifier, 
 def test_int8_that_loses_accuracy_is_not_kept(classifier, tmp_path, monkeypatch):
     monkeypatch.setattr(export_module, "MAX_DROP", -0.1)
     with pytest.raises(InputError, match=r"int8 must have a top-1 of at least .* got \d\.\d{4}; no file was written"):
-        ln.export(classifier, tmp_path / "m.xml", to="openvino", int8=classifier.card.source.data)
+        ln.export(classifier, tmp_path / "m.xml", to="openvino", int8=classifier.card.recipe["data"])
     assert not list(tmp_path.iterdir())
     assert signal_is_handled()  # crashes if OpenVINO's signal stack is still set
 
