@@ -71,27 +71,28 @@ def full_forward(layer, x):
     return layer(x.transpose(1, 2)).transpose(1, 2) if isinstance(layer, LambdaLayer) else layer(x)
 
 
+def decode(layer, x):
+    """Apply the layer to one position after the other; (b, dim, *grid) to (b, dim_out, n)."""
+    state, outputs = start_decoding(layer, len(x), tuple(x.shape[2:]) if x.ndim > 3 else None), []
+    for position in x.flatten(2).unbind(2):
+        output, state = decode_step(layer, position, state)
+        outputs.append(output)
+    return torch.stack(outputs, 2)
+
+
 @pytest.mark.parametrize(("layer_class", "options", "grid"), CASES.values(), ids=CASES.keys())
 def test_decoding_equals_a_full_forward_pass(layer_class, options, grid):
     layer = make_layer(layer_class, options)
     x = torch.randn(2, 8, *grid, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    expected = full_forward(layer, x).flatten(2)
-    state = start_decoding(layer, 2, grid if len(grid) > 1 else None)
-    for n, position in enumerate(x.flatten(2).unbind(2)):
-        output, state = decode_step(layer, position, state)
-        torch.testing.assert_close(output, expected[:, :, n], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(decode(layer, x), full_forward(layer, x).flatten(2), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_decoding_equals_a_full_forward_pass(dtype):
     layer = make_layer(LambdaLayer1d, {}, dtype)
     x = torch.randn(2, 8, 30, generator=torch.Generator().manual_seed(0)).to(dtype)
-    state, outputs = start_decoding(layer, 2), []
-    for position in x.unbind(2):
-        output, state = decode_step(layer, position, state)
-        outputs.append(output)
     tolerance = 40 * torch.finfo(dtype).eps
-    torch.testing.assert_close(torch.stack(outputs, 2), layer(x), rtol=tolerance, atol=10 * tolerance)
+    torch.testing.assert_close(decode(layer, x), layer(x), rtol=tolerance, atol=10 * tolerance)
 
 
 def test_decoding_state_is_bounded_by_the_scope():
@@ -119,12 +120,7 @@ def test_decoding_under_autocast_equals_a_full_forward_pass(dtype):
     layer = LambdaLayer1d(16, causal=True).eval()
     x = 100 * torch.randn(1, 16, 60)
     with torch.autocast("cpu", dtype), torch.no_grad():
-        expected = layer(x)
-        state, outputs = start_decoding(layer, 1), []
-        for position in x.unbind(2):
-            output, state = decode_step(layer, position, state)
-            outputs.append(output)
-    result = torch.stack(outputs, 2)
+        expected, result = layer(x), decode(layer, x)
     assert result.dtype == expected.dtype
     assert result.isfinite().all()
     tolerance = 8 * torch.finfo(dtype).eps
@@ -181,7 +177,4 @@ def test_decoding_uses_replaced_projections(name, replacement):
     channels = getattr(layer, name).weight.shape[0]
     setattr(layer, name, replacement(channels))
     x = torch.randn(2, 8, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    expected, state = layer(x), start_decoding(layer, 2)
-    for n in range(9):
-        output, state = decode_step(layer, x[:, :, n], state)
-        torch.testing.assert_close(output, expected[:, :, n], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(decode(layer, x), layer(x), rtol=1e-12, atol=1e-12)

@@ -16,9 +16,9 @@ def make_inputs(batch, *grid, seed=0):
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def assert_equal_with_gradients(compiled, function, inputs):
+def assert_equal_with_gradients(compiled, function, inputs, *sides):
     inputs = [x.requires_grad_() for x in inputs]
-    actual, expected = compiled(*inputs), function(*inputs)
+    actual, expected = compiled(*inputs, *sides), function(*inputs, *sides)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     gradients = (torch.autograd.grad(output.square().sum(), inputs, allow_unused=True) for output in (actual, expected))
     for actual_grad, expected_grad in zip(*gradients, strict=True):
@@ -52,22 +52,16 @@ GRIDS = {1: ((30,), (40,), (57,)), 2: ((7, 8), (9, 10), (12, 7))}
 def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm, causal, dilation):
     torch.compiler.reset()
     counter = CompileCounter(aot_eager)
-    table = torch.randn(*(5, 3, 5)[:dimensions], 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    table = torch.randn(*(5, 3, 5)[:dimensions], 4, generator=torch.Generator().manual_seed(0))
 
-    def function(queries, values, content, *sides):
+    def function(queries, table, values, content, *sides):
         options = {"algorithm": algorithm, "causal": causal, "dilation": dilation}
         return position_interaction(queries, table, values, sides, content=content, **options)
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, grid in enumerate(GRIDS[dimensions], 16):
         queries, _, values = make_inputs(batch, *grid)
-        inputs = [x.requires_grad_() for x in (queries, values, torch.randn(batch, 4, 3))]
-        results = []
-        for run in (compiled, function):
-            output = run(*inputs, *grid)
-            results.append((output, *torch.autograd.grad(output.square().mean(), (*inputs, table))))
-        for actual, expected in zip(*results, strict=True):
-            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        assert_equal_with_gradients(compiled, function, (queries, table, values, torch.randn(batch, 4, 3)), *grid)
     assert counter.num_compilations <= 2
 
 

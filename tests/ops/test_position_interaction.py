@@ -262,10 +262,10 @@ INVALID_ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize("function", [position_interaction, ln.plan])
 @pytest.mark.parametrize(("changes", "message"), INVALID_ARGUMENTS)
-def test_rejects_invalid_arguments(changes, message, function):
+def test_rejects_invalid_arguments(changes, message):
     shapes = {"queries": (2, 3, 12, 4), "table": (3, 3, 4), "values": (2, 12, 5)}
     arguments = {name: torch.zeros(shape) for name, shape in shapes.items()} | {"grid": (3, 4)} | changes
-    with pytest.raises(ValueError, match=message):
-        function(**arguments)
+    for function in (position_interaction, ln.plan):
+        with pytest.raises(ValueError, match=message):
+            function(**arguments)
