@@ -14,7 +14,7 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "tasks", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 21_262, "lab": 9_861, "native": 1_951, "everything": 37_778, "tests": 22_127}
+MAX_LINES = {"core": 20_817, "lab": 9_860, "native": 1_951, "everything": 37_332, "tests": 22_062}
 MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 58  # the chosen algorithm depends on the processor
 
 FORWARD = """

@@ -23,9 +23,7 @@ def open_validation_data(model: Classifier | Detector, data: str, shape: Sequenc
     shape: shape of the graph's input images. dynamic: whether the graph accepts images of other shapes.
     """
     if isinstance(model, Classifier):
-        recipe = model.card.recipe
-        root = recipe.get("data_root") if data == recipe.get("data") else None
-        splits = open_splits_of(model.card, data, root)
+        splits = open_splits_of(model.card, data)
         train, validation = (
             remap_labels(images, splits.classes, model.classes, splits.source)
             for images in (splits.train, splits.validation)

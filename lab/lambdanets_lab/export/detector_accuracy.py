@@ -1,6 +1,5 @@
 """Accuracy of exported detectors on the validation data of their training run, and their calibration images."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import evaluation_batches, image_to_tensor
 from lambdanets.data.coco.sets import open_digits
 from lambdanets.data.image_search import list_images
-from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.images import read_image
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_scores import Result, Scores, evaluate
 from lambdanets.inference.detections import Detections
@@ -108,7 +107,7 @@ class _RuntimeDetector(Detector):
 
 
 def _calibration_images(data: str, stretch: bool) -> Callable[[], Iterator[Tensor]]:
-    """Return a function that yields the readable images (3, H, W) of a folder or of the scattered digits."""
+    """Return a function that yields the images (3, H, W) of a folder or of the scattered digits."""
     if data == "digits":
         digits = open_digits()[0]
         images = digits.select(calibration_indices(len(digits)))
@@ -117,10 +116,4 @@ def _calibration_images(data: str, stretch: bool) -> Callable[[], Iterator[Tenso
     if not paths:
         raise InputError(f"int8 must be a folder with images for a detector, got {data}")
     chosen = [paths[index] for index in calibration_indices(len(paths))]
-    return lambda: _readable(chosen, stretch)
-
-
-def _readable(paths: Sequence[Path], stretch: bool) -> Iterator[Tensor]:
-    for path in paths:
-        with contextlib.suppress(UnreadableImage):
-            yield image_to_tensor(read_image(path, stretch=stretch))
+    return lambda: (image_to_tensor(read_image(path, stretch=stretch)) for path in chosen)
