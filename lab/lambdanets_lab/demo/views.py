@@ -14,8 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.drawing import brighten, overlay_classes
-from lambdanets.inference.drawing import overlay as overlay_objects
+from lambdanets.inference.drawing import brighten, overlay, overlay_classes
 from lambdanets.inference.label_images import COLUMNS, label_image_name, make_label_image, measure_objects
 from lambdanets.inference.options import MIN_SCORE
 from lambdanets.inference.segmenter import Segmenter
@@ -78,13 +77,13 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
     rows = measure_objects(image, labels, visible)
     names = sorted({row["class"] for row in rows})
     counts = [(name, sum(row["class"] == name for row in rows)) for name in names] if len(names) > 1 else []
-    overlay = overlay_objects(image, visible)
+    drawn = overlay(image, visible)
     label_name = label_image_name("labels", labels)
     table = [COLUMNS, *([name, *(row[column] for column in COLUMNS[1:])] for row in rows)]
     files = {
         label_name: _encode(Image.fromarray(labels), "PNG" if label_name.endswith("png") else "TIFF"),
         "objects.csv": csv_table(table).encode("utf-8", "backslashreplace"),
-        "overlay.png": _encode(overlay),
+        "overlay.png": _encode(drawn),
     }
     columns = ("object", *(("class",) if counts else ()), "score", "area", "row", "column", "diameter")
     return {
@@ -95,7 +94,7 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
         "bars": [{"name": name, "value": count / len(rows), "text": str(count)} for name, count in counts],
         "columns": columns,
         "rows": [[_cell(column, row[column]) for column in columns] for row in rows],
-        "image": image_url(overlay),
+        "image": image_url(drawn),
         "files": _file_urls(files),
     }
 
@@ -103,14 +102,14 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
 def _pixels(model: Segmenter, image: Image.Image) -> dict[str, Any]:
     segmentation = model.predict(np.asarray(image))[0]
     labels = segmentation.labels.numpy()
-    overlay = overlay_classes(image, labels)
+    drawn = overlay_classes(image, labels)
     bars = [
         {"name": name, "value": count / labels.size, "text": f"{_percent(count / labels.size)}, {count:,} pixels"}
         for name, count in segmentation.pixels
     ]
     headline = f"{_percent(float((labels > 0).mean()))} of the pixels are not background"
-    files = {"classes.png": _encode(Image.fromarray(labels)), "overlay.png": _encode(overlay)}
-    return {"headline": headline, "bars": bars, "image": image_url(overlay), "files": _file_urls(files)}
+    files = {"classes.png": _encode(Image.fromarray(labels)), "overlay.png": _encode(drawn)}
+    return {"headline": headline, "bars": bars, "image": image_url(drawn), "files": _file_urls(files)}
 
 
 def _layers(explanation: Explanation) -> list[dict[str, Any]]:

@@ -215,7 +215,7 @@ class Classifier(Predictor):
         if data is None or _is_same_dataset(data, known):
             if not known:
                 raise InputError("data must be given for a model whose card names no dataset, got none")
-            splits = open_splits_of(self.card, known, data_root or self.card.recipe.get("data_root"))
+            splits = open_splits_of(self.card, known, data_root)
             found = ImageSet(splits.validation, splits.classes, splits.source, splits.left_out)
         else:
             found = open_evaluation_images(data, data_root)
@@ -233,15 +233,16 @@ class Classifier(Predictor):
         return "  ".join(f"{name:<18}" for name in names).rstrip()
 
 
-def open_splits_of(card: ClassifierCard, data: str, root: str | None) -> Splits:
-    """Open a dataset with the splits of a training run.
+def open_splits_of(card: ClassifierCard, data: str, root: str | None = None) -> Splits:
+    """Open a dataset with the splits of a training run. root: by default that of the run, if it is its dataset.
 
     Raises InputError if it is the dataset of the run, but other images would be held out.
     """
-    share, seed = card.recipe.get("validation_share", 0.2), card.recipe.get("seed", 0)
+    recipe, is_own = card.recipe, _is_same_dataset(data, card.recipe.get("data"))
+    root = root or (recipe.get("data_root") if is_own else None)
+    share, seed = recipe.get("validation_share", 0.2), recipe.get("seed", 0)
     splits = open_splits(data, root=root, validation_share=share, seed=seed)
-    changed = card.held_out and splits.held_out != card.held_out
-    if changed and _is_same_dataset(data, card.recipe.get("data")):
+    if is_own and card.held_out and splits.held_out != card.held_out:
         raise InputError(
             f"data must have the same images as when the run started, got '{data}' with others, of "
             "which it may have trained on any; restore them, or give a folder of new images with --data"
