@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MIN_IMAGES = 200  # one of 200 images is 0.5 percentage points of accuracy, the maximum loss by quantization
 WEIGHTS = (".safetensors", ".ckpt")
-DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt2"}
+DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt2", "aoti": "model.aoti.pt2"}
 
 
 @record
@@ -27,10 +27,10 @@ class Export:
     source: Annotated[str, POSITIONAL]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or trained model of the package, such as digits; or the
     name of an architecture, which gets random weights."""
-    to: Literal["onnx", "openvino", "pt2"] = "onnx"
-    """onnx for ONNX Runtime; openvino, an .xml and a .bin file; pt2 for torch.export."""
+    to: Literal["onnx", "openvino", "pt2", "aoti"] = "onnx"
+    """onnx for ONNX Runtime; openvino, an .xml and a .bin file; pt2 for torch.export; aoti compiled for this CPU."""
     out: Path | None = None
-    """New file; by default model.onnx, model.xml or model.pt2."""
+    """New file; by default model.onnx, model.xml, model.pt2 or model.aoti.pt2."""
     image_size: tuple[int, ...] = ()
     """Side, or height and width, of the images; those of the model by default."""
     batch_size: PositiveInt = 1

@@ -65,11 +65,11 @@ def export(
             in evaluation mode and in float32.
         path: new file, with the suffix .onnx, .xml or .pt2.
         to: "onnx", for ONNX Runtime; "openvino", an .xml file and a .bin file with the weights; "pt2", for
-            torch.export.
+            torch.export; "aoti", also .pt2, compiled by AOTInductor for this kind of processor.
         image_size: side, or (height, width) of the images; default that of the model card or of the network's
             pretrained_cfg.
         batch_size: images per batch; with dynamic, any number is possible. 1 for detectors.
-        dynamic: export a graph for any batch size and image size; "pt2" may refuse sizes at which a feature
+        dynamic: export a graph for any batch size and image size; "pt2" and "aoti" may refuse sizes at which a feature
             map has a side of 1. It is slower: the position term is then always a convolution with the whole table.
         int8: data for post-training quantization of weights and activations to int8; for "onnx", and for "openvino"
             without dynamic. For a classifier, a dataset in a format of `lambdanets train --data`: up to 300 training
@@ -94,6 +94,11 @@ def export(
         check_new_file(file)
     runtime.check_installed()  # before the model is traced, which takes long
     loaded = load_one_of((Classifier, Detector), model, "cpu") if isinstance(model, str | os.PathLike) else model
+    if to == "aoti" and isinstance(loaded, Detector):
+        raise InputError(
+            "to must be onnx, openvino or pt2 for a detector, got aoti: "
+            "AOTInductor computes convolutions wrongly if the number of objects depends on the image"
+        )
     graph = make_graph(loaded, image_size, batch_size)
     int8_data = None if int8 is None else _open_int8_data(loaded, graph, to, os.fspath(int8), dynamic)
     metadata = json.dumps(make_metadata(loaded, graph, dynamic=dynamic))
@@ -149,8 +154,7 @@ def _trace(graph: Graph, dynamic: bool) -> torch.export.ExportedProgram:
     shape, sizes = graph.shape, None
     if dynamic:
         batch = max(2, shape[0]) if 0 in graph.dynamic_axes else shape[0]
-        height, width = (-(-side // _MULTIPLE) * _MULTIPLE for side in shape[2:])
-        shape = (batch, shape[1], height, width + _MULTIPLE)  # torch.export treats equal sides as one dimension
+        shape = (batch, shape[1], *_traced_sides(graph))
         sizes = (dict.fromkeys(graph.dynamic_axes, torch.export.Dim.DYNAMIC),)
     try:
         with torch.no_grad(), without_tracing_warnings():
@@ -162,6 +166,17 @@ def _trace(graph: Graph, dynamic: bool) -> torch.export.ExportedProgram:
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)  # which would put paths of this machine into the file
     return program
+
+
+def _traced_sides(graph: Graph) -> tuple[int, int]:
+    """Return sides to trace a dynamic graph with.
+
+    They differ, because torch.export treats equal sides as one symbolic dimension. If the network allows it, they are
+    odd at all strides: AOTInductor ignores the ceil_mode of pooling if the traced sides are even.
+    """
+    height, width = (-(-side // _MULTIPLE) * _MULTIPLE for side in graph.shape[2:])
+    odd = (height + 1, width + _MULTIPLE + 1)
+    return odd if _can_run(graph, (*graph.shape[:2], *odd)) else (height, width + _MULTIPLE)
 
 
 @torch.inference_mode()

@@ -6,9 +6,11 @@ import importlib
 import io
 import logging
 import os
+import shutil
+import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -187,6 +189,14 @@ class OpenVino(Int8Runtime):
             raise OSError(errno.EIO, f"OpenVINO cannot write it: {one_line(error)[:200]}", str(path)) from error
 
 
+def _run_module(module: Callable[[Tensor], Iterable[Tensor]]) -> Run:
+    def run(images: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            return list(module(images))
+
+    return run
+
+
 class Pt2(Runtime):
     """A file of torch.export, which PyTorch runs without the model's source code."""
 
@@ -200,13 +210,35 @@ class Pt2(Runtime):
         return [path]
 
     def open(self, path: Path) -> Run:
-        module = torch.export.load(path).module()
-
-        def run(images: Tensor) -> list[Tensor]:
-            with torch.inference_mode():
-                return list(module(images))
-
-        return run
+        return _run_module(torch.export.load(path).module())
 
 
-RUNTIMES: dict[str, Runtime] = {"onnx": Onnx(), "openvino": OpenVino(), "pt2": Pt2()}
+class Aoti(Runtime):
+    """A file with code for this machine's kind of processor, compiled by AOTInductor, and weights."""
+
+    suffix, title = ".pt2", "AOTInductor"
+
+    def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
+        from torch._inductor import aoti_compile_and_package  # imports Triton
+
+        options = {"aot_inductor.metadata": {METADATA: metadata}, "aot_inductor.use_runtime_constant_folding": True}
+        # not beside the new file: on a full disk, AOTInductor aborts the process
+        with tempfile.TemporaryDirectory() as folder:
+            compiled = Path(folder) / path.name
+            try:
+                with without_tracing_warnings():
+                    aoti_compile_and_package(program, package_path=str(compiled), inductor_configs=options)
+            except Exception as error:  # many types: the compiler may be missing or fail
+                raise InputError(
+                    f"model cannot be compiled by AOTInductor with a C++ compiler: {one_line(error)[:300]}"
+                ) from error
+            shutil.copyfile(compiled, path)
+        return [path]
+
+    def open(self, path: Path) -> Run:
+        from torch._inductor import aoti_load_package
+
+        return _run_module(aoti_load_package(str(path)))
+
+
+RUNTIMES: dict[str, Runtime] = {"onnx": Onnx(), "openvino": OpenVino(), "pt2": Pt2(), "aoti": Aoti()}

@@ -78,13 +78,14 @@ def test_openvino_detector_without_hidden_padding_detects_the_same_objects(
     ("options", "message"),
     [
         ({"batch_size": 2}, "batch_size must be 1 for a detector, got 2"),
+        ({"to": "aoti"}, "to must be onnx, openvino or pt2 for a detector, got aoti"),
         ({"int8": "digits"}, "model must be a classifier for int8, got Detector"),
     ],
 )
 def test_detector_export_rejects_invalid_arguments(options, message, exported_detector, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
-        ln.export(exported_detector.detector, tmp_path / "m.onnx", **options)
+        ln.export(exported_detector.detector, tmp_path / ("m.pt2" if "to" in options else "m.onnx"), **options)
     assert not list(tmp_path.iterdir())
 
 
