@@ -266,6 +266,16 @@ def test_errors_of_a_user_are_one_line_and_leave_no_files(
         assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("command", "task"),
+    [("detect predict", "detection"), ("segment predict", "segmentation"), ("detect report", "detection")],
+)
+def test_earlier_names_of_commands_work_for_one_version(command, task, runs, photos, tmp_path, capsys):
+    options = [photos / "white.png", "--out", tmp_path / "out"] if command.endswith("predict") else []
+    succeed(*command.split(), runs[task], *options)
+    assert capsys.readouterr().err.startswith(f"lambdanets {command} is now: lambdanets {command.split()[1]} ")
+
+
 @pytest.mark.parametrize("task", OUT)
 def test_help_for_a_model_lists_the_options_of_its_task(task, runs, capsys):
     with pytest.raises(SystemExit, match="0"):

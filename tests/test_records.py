@@ -8,7 +8,7 @@ import pytest
 from pydantic import NonNegativeInt
 
 from lambdanets.errors import InputError
-from lambdanets.records import Pair, Several, check, read_json, record, write_json
+from lambdanets.records import Range, Several, check, read_json, record, write_json
 
 
 @record
@@ -21,18 +21,18 @@ class Item:
 @record
 class Group:
     parts: dict[str, tuple[Item, ...]]
-    scale: Pair
+    scale: Range
     names: Several[str] = ()
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 ITEM = {"name": "x", "size": 3}
-GROUP = {"parts": {"train": [ITEM]}, "scale": [1, 0.5]}
+GROUP = {"parts": {"train": [ITEM]}, "scale": [0.5, 1]}
 
 
 def test_json_round_trip_restores_annotated_types(tmp_path):
     write_json(tmp_path / "a.json", GROUP | {"names": ["é😀", "\udcff"], "unknown": [1]})
-    expected = Group(parts={"train": (Item(name="x", size=3),)}, scale=(1, 0.5), names=("é😀", "\udcff"))
+    expected = Group(parts={"train": (Item(name="x", size=3),)}, scale=(0.5, 1), names=("é😀", "\udcff"))
     assert read_json(tmp_path / "a.json", Group) == expected
 
 
