@@ -83,7 +83,7 @@ $(VENV)/demo-ready: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[train]'
 	@touch $@
 
-$(VENV)/dev-ready: pyproject.toml | $(BIN)/python
+$(VENV)/dev-ready: pyproject.toml $(wildcard native/*.c native/*.h native/*.py) | $(BIN)/python
 	@echo "$(INSTALLING)"
 	$(BIN)/python -m pip install --disable-pip-version-check $(NEW_PIP)
 	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[detection,export,demo]' --group dev
