@@ -880,73 +880,98 @@ __attribute__((visibility("hidden"))) size_t NAME(table_bytes)(const problem *p)
   return (2 * N1 * N2 + 6 * longest) * sizeof(vec);
 }
 
-/* spectrum = R'^ of the table, or grad_table from grad_spectra. Maps are [i1][f2]. */
-__attribute__((visibility("hidden"))) void NAME(transform_tables)(const problem *p, char *scratch, int is_float) {
+/* VL pairs from `first` on, of one depth offset and u. Maps are [i1][f2]. */
+typedef struct {
+  const problem *p;
+  problem table; /* H, W: sides of the table */
+  NAME(part) t;  /* index i of an axis holds offset i, or i - N of the last ones: as positions before + offset of a map */
+  vec *map, *line, *tmp;
+  size_t number, frequency; /* of the first pair: of its first depth at the first offset, and of its first frequency */
+  int depths, lanes, is_float;
+  REAL scale;
+} NAME(pairs);
+
+static void NAME(table_to_spectrum)(const NAME(pairs) *w) {
+  const problem *p = w->p;
   const axis *a1 = &p->axes[0], *a2 = &p->axes[1];
-  int N1 = a1->n, N2 = a2->n, longest = N1 > N2 ? N1 : N2, adjoint = p->grad_table != 0;
-  vec *map = (vec *)scratch, *line = map + 2 * (size_t)N1 * N2, *tmp = line + 2 * longest;
-  const REAL *cross = p->cross, scale = (REAL)1 / ((REAL)N1 * N2);
-  /* Index i of an axis holds offset i, or i - N of the last ones: as positions before + offset of a map. */
-  NAME(part) t = {0};
-  problem table = *p;
-  for (int d = 0; d < 2; d++) t.start[d] = t.behind[d] = p->before[d], t.ahead[d] = p->after[d] + 1;
-  table.H = p->before[0] + 1 + p->after[0];
-  table.W = p->before[1] + 1 + p->after[1];
+  const REAL *cross = p->cross;
+  int N1 = a1->n, N2 = a2->n;
+  for (int i = 0; i < N1; i++) {
+    vec *row = w->map + 2 * (size_t)i * N2;
+    if (!NAME(is_row)(&w->table, &w->t, i)) {
+      memset(row, 0, 2 * (size_t)N2 * sizeof(vec));
+      continue;
+    }
+    for (int x = 0; x < N2; x++) {
+      ptrdiff_t at = NAME(source)(&w->table, &w->t, i, x);
+      w->line[2 * x] = w->line[2 * x + 1] = (vec){0};
+      if (at < 0) continue;
+      for (int k = 0; k < w->depths; k++) /* swapped */
+        w->line[2 * x + 1 - k % 2][k / 2] = NAME(get)(p->table, w->number + (at * p->k + k) * p->u, w->is_float);
+    }
+    NAME(dft)(a2, w->tmp, w->line, 2, N2, row, 2, N2);
+  }
+  for (int f = 0; f < N2; f++) {
+    if (cross)
+      NAME(dft_twiddled)(a1, w->tmp, w->map + 2 * f, 2 * (ptrdiff_t)N2, cross + 2 * f, N2, w->line, 2, N1);
+    else
+      NAME(dft)(a1, w->tmp, w->map + 2 * f, 2 * (ptrdiff_t)N2, N1, w->line, 2, N1);
+    for (int l = 0; l < w->lanes; l++)
+      for (int i = 0; i < N1; i++) {
+        size_t at = w->frequency + NAME(table_column)(p, 0, l, f) + 2 * i;
+        NAME(put)(p->spectrum, at, w->line[2 * i + 1][l] * w->scale, w->is_float);
+        NAME(put)(p->spectrum, at + 1, w->line[2 * i][l] * w->scale, w->is_float);
+      }
+  }
+}
+
+static void NAME(spectrum_to_table)(const NAME(pairs) *w) {
+  const problem *p = w->p;
+  const axis *a1 = &p->axes[0], *a2 = &p->axes[1];
+  const REAL *cross = p->cross;
+  int N1 = a1->n, N2 = a2->n;
+  for (int f = 0; f < N2; f++) {
+    for (int l = 0; l < w->lanes; l++)
+      for (int i = 0; i < N1; i++) {
+        size_t at = w->frequency + NAME(table_column)(p, 0, l, f) + 2 * i;
+        w->line[2 * i][l] = NAME(get)(p->grad_spectra, at, w->is_float);
+        w->line[2 * i + 1][l] = NAME(get)(p->grad_spectra, at + 1, w->is_float);
+      }
+    NAME(dft)(a1, w->tmp, w->line, 2, N1, w->map + 2 * f, 2 * (ptrdiff_t)N2, N1);
+  }
+  for (int i = 0; i < N1; i++) {
+    if (!NAME(is_row)(&w->table, &w->t, i)) continue;
+    const vec *row = w->map + 2 * (size_t)i * N2;
+    if (cross)
+      NAME(dft_twiddled)(a2, w->tmp, row, 2, cross + 2 * (ptrdiff_t)i * N2, 1, w->line, 2, N2);
+    else
+      NAME(dft)(a2, w->tmp, row, 2, N2, w->line, 2, N2);
+    for (int x = 0; x < N2; x++) {
+      ptrdiff_t at = NAME(source)(&w->table, &w->t, i, x);
+      for (int k = 0; k < w->depths && at >= 0; k++)
+        NAME(put)(p->grad_table, w->number + (at * p->k + k) * p->u, w->line[2 * x + k % 2][k / 2] * w->scale, w->is_float);
+    }
+  }
+}
+
+/* spectrum = R'^ of the table, or grad_table from grad_spectra */
+__attribute__((visibility("hidden"))) void NAME(transform_tables)(const problem *p, char *scratch, int is_float) {
+  size_t N1 = p->axes[0].n, N2 = p->axes[1].n, longest = N1 > N2 ? N1 : N2;
+  vec *map = (vec *)scratch, *line = map + 2 * N1 * N2, *tmp = line + 2 * longest;
+  NAME(pairs) w = {.p = p, .table = *p, .map = map, .line = line, .tmp = tmp, .is_float = is_float, .scale = (REAL)1 / (N1 * N2)};
+  for (int d = 0; d < 2; d++) {
+    w.t.start[d] = w.t.behind[d] = p->before[d];
+    w.t.ahead[d] = p->after[d] + 1;
+  }
+  w.table.H = p->before[0] + 1 + p->after[0];
+  w.table.W = p->before[1] + 1 + p->after[1];
   for (int slot = 0; slot < p->depth_scope * p->u; slot++)
     for (int first = 0; first < p->pairs; first += VL) {
-      int lanes = p->pairs - first < VL ? p->pairs - first : VL;
-      /* of k = 2 first at the first offset, and of the first frequency of the first pair */
-      size_t number = ((size_t)(slot / p->u) * table.H * table.W * p->k + 2 * first) * p->u + slot % p->u;
-      size_t frequency = NAME(table_column)(p, slot, first, 0);
-      for (int i = 0; i < N1 && !adjoint; i++) {
-        vec *row = map + 2 * (size_t)i * N2;
-        if (!NAME(is_row)(&table, &t, i)) {
-          memset(row, 0, 2 * (size_t)N2 * sizeof(vec));
-          continue;
-        }
-        for (int x = 0; x < N2; x++) {
-          ptrdiff_t at = NAME(source)(&table, &t, i, x);
-          line[2 * x] = line[2 * x + 1] = (vec){0};
-          for (int k = 0; k < 2 * lanes && at >= 0 && 2 * first + k < p->k; k++) /* swapped */
-            line[2 * x + 1 - k % 2][k / 2] = NAME(get)(p->table, number + (at * p->k + k) * p->u, is_float);
-        }
-        NAME(dft)(a2, tmp, line, 2, N2, row, 2, N2);
-      }
-      for (int f = 0; f < N2; f++) {
-        for (int i = 0; i < N1 && adjoint; i++)
-          for (int l = 0; l < lanes; l++) {
-            size_t at = frequency + NAME(table_column)(p, 0, l, f) + 2 * i;
-            line[2 * i][l] = NAME(get)(p->grad_spectra, at, is_float);
-            line[2 * i + 1][l] = NAME(get)(p->grad_spectra, at + 1, is_float);
-          }
-        if (adjoint) {
-          NAME(dft)(a1, tmp, line, 2, N1, map + 2 * f, 2 * (ptrdiff_t)N2, N1);
-          continue;
-        }
-        if (cross)
-          NAME(dft_twiddled)(a1, tmp, map + 2 * f, 2 * (ptrdiff_t)N2, cross + 2 * f, N2, line, 2, N1);
-        else
-          NAME(dft)(a1, tmp, map + 2 * f, 2 * (ptrdiff_t)N2, N1, line, 2, N1);
-        for (int l = 0; l < lanes; l++)
-          for (int i = 0; i < N1; i++) {
-            size_t at = frequency + NAME(table_column)(p, 0, l, f) + 2 * i;
-            NAME(put)(p->spectrum, at, line[2 * i + 1][l] * scale, is_float);
-            NAME(put)(p->spectrum, at + 1, line[2 * i][l] * scale, is_float);
-          }
-      }
-      for (int i = 0; i < N1 && adjoint; i++) {
-        if (!NAME(is_row)(&table, &t, i)) continue;
-        vec *row = map + 2 * (size_t)i * N2;
-        if (cross)
-          NAME(dft_twiddled)(a2, tmp, row, 2, cross + 2 * (ptrdiff_t)i * N2, 1, line, 2, N2);
-        else
-          NAME(dft)(a2, tmp, row, 2, N2, line, 2, N2);
-        for (int x = 0; x < N2; x++) {
-          ptrdiff_t at = NAME(source)(&table, &t, i, x);
-          for (int k = 0; k < 2 * lanes && at >= 0 && 2 * first + k < p->k; k++)
-            NAME(put)(p->grad_table, number + (at * p->k + k) * p->u, line[2 * x + k % 2][k / 2] * scale, is_float);
-        }
-      }
+      w.lanes = p->pairs - first < VL ? p->pairs - first : VL;
+      w.depths = p->k - 2 * first < 2 * VL ? p->k - 2 * first : 2 * VL;
+      w.number = ((size_t)(slot / p->u) * w.table.H * w.table.W * p->k + 2 * first) * p->u + slot % p->u;
+      w.frequency = NAME(table_column)(p, slot, first, 0);
+      (p->grad_table ? NAME(spectrum_to_table) : NAME(table_to_spectrum))(&w);
     }
 }
 #endif

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 
 def register_with_timm() -> None:
@@ -37,7 +38,8 @@ class _TimmFinder:
         spec = next((spec for finder in finders if (spec := finder.find_spec(fullname, path, target))), None)
         if spec is None or spec.loader is None:
             return spec
-        execute = spec.loader.exec_module
+        loader: Any = spec.loader
+        execute = loader.exec_module
 
         def execute_and_register(module: ModuleType) -> None:
             if self in sys.meta_path:
@@ -45,5 +47,5 @@ class _TimmFinder:
             execute(module)
             importlib.import_module("lambdanets.models")
 
-        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]  # of this loader only
+        loader.exec_module = execute_and_register  # of this loader only
         return spec

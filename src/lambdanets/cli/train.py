@@ -55,8 +55,8 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     command = parse_train_command(arguments)
     options = command.options
-    if options.dry_run and (given := [name for name in ("resume", "quicktest") if getattr(options, name)]):
-        raise InputError(f"--dry-run trains nothing; remove --{' and --'.join(given)}")
+    if options.dry_run and (conflicting := [name for name in ("resume", "quicktest") if getattr(options, name)]):
+        raise InputError(f"--dry-run trains nothing; remove --{' and --'.join(conflicting)}")
     default = Path("runs") / f"{Path(command.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
     with explain_missing_extras(TASKS[command.recipe.task].extra):
@@ -100,9 +100,9 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
 
     has_recipe = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if has_recipe else "digits"
-    given = find_recipe(name)  # a file may register the task of the run
+    named = find_recipe(name)  # a file may register the task of the run
     stored = _stored_recipe(arguments)
-    recipe = given if stored is None else stored
+    recipe = named if stored is None else stored
     words = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
     parse = partial(

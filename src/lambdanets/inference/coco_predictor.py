@@ -4,8 +4,10 @@ import sys
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from lambdanets.data.batches import Batches, BatchSlice
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, load_image
 from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluator
@@ -13,6 +15,18 @@ from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import Predictor
 from lambdanets.terminal import echo
+
+
+class CocoEvaluator(Evaluator):
+    """Base of the evaluators of `Detector` and `Segmenter`. load: of an image and its target, as in `Batches`."""
+
+    images: AnnotatedImages
+    load = staticmethod(load_image)
+
+    def batches(
+        self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
+    ) -> Batches[AnnotatedBatch]:
+        return evaluation_batches(self.images, batch_size, workers, batch_slice, self.load)
 
 
 class CocoPredictor(Predictor):

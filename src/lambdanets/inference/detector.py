@@ -11,16 +11,14 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from lambdanets.data.batches import Batches, BatchSlice
-from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor
+from lambdanets.data.coco.loader import AnnotatedBatch, image_to_tensor
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.architecture import DetectorArchitecture
-from lambdanets.inference.coco_predictor import CocoPredictor
+from lambdanets.inference.coco_predictor import CocoEvaluator, CocoPredictor
 from lambdanets.inference.coco_scores import Result, Scores, coco_results
 from lambdanets.inference.coco_scores import evaluate as evaluate_results
 from lambdanets.inference.detections import MASK_THRESHOLD, Detections
-from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
+from lambdanets.inference.evaluator import Evaluation, format_score
 from lambdanets.inference.label_images import (
     COLUMNS,
     label_image_name,
@@ -75,16 +73,10 @@ class DetectionEvaluation(Evaluation):
         return f"{len(self.readable)} images, {len(self.results)} detections"
 
 
-class DetectionEvaluator(Evaluator):
+class DetectionEvaluator(CocoEvaluator):
     """Measures (index, COCO results) of each image. All masks of a batch are in memory."""
 
     predictor: "Detector"
-    images: AnnotatedImages
-
-    def batches(
-        self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
-    ) -> Batches[AnnotatedBatch]:
-        return evaluation_batches(self.images, batch_size, workers, batch_slice)
 
     def measure(self, batch: AnnotatedBatch) -> list[Any]:
         detections = self.predictor.detect(batch.images) if batch.images else []

@@ -9,18 +9,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lambdanets.data.batches import Batches, BatchSlice
-from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import (
     SEMANTIC_MASK,
     AnnotatedBatch,
-    evaluation_batches,
     image_to_tensor,
     load_with_semantic_mask,
 )
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.inference.coco_predictor import CocoPredictor
-from lambdanets.inference.evaluator import Evaluation, Evaluator, format_score
+from lambdanets.inference.coco_predictor import CocoEvaluator, CocoPredictor
+from lambdanets.inference.evaluator import Evaluation, format_score
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import numbered_name
@@ -91,17 +88,11 @@ class SegmentationEvaluation(Evaluation):
         return f"{len(self.readable)} images"
 
 
-class SegmentationEvaluator(Evaluator):
+class SegmentationEvaluator(CocoEvaluator):
     """Measures the `ImageCounts` of each image. Only images of equal size share a forward pass."""
 
     predictor: "Segmenter"
-    images: AnnotatedImages
-
-    def batches(
-        self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
-    ) -> Batches[AnnotatedBatch]:
-        load = load_with_semantic_mask
-        return evaluation_batches(self.images, batch_size, workers, batch_slice, load)
+    load = staticmethod(load_with_semantic_mask)
 
     # images differ in size, and --compile would compile the model again for many sizes
     @torch.compiler.set_stance("force_eager")

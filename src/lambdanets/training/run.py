@@ -101,9 +101,9 @@ def _start_or_resume(folder: Path, recipe: TrainingRecipe | None) -> dict[str, A
             return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
 
 
-def _resumed_recipe(stored: TrainingRecipe, given: TrainingRecipe | None) -> TrainingRecipe:
-    """Return the recipe of a run with the fields in CHANGEABLE that are given, such as the path of the data."""
-    changes = {name: getattr(given, name, None) for name in stored.CHANGEABLE}
+def _resumed_recipe(stored: TrainingRecipe, requested: TrainingRecipe | None) -> TrainingRecipe:
+    """Return the recipe of a run with the requested fields in CHANGEABLE, such as the path of the data."""
+    changes = {name: getattr(requested, name, None) for name in stored.CHANGEABLE}
     return replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
 
 

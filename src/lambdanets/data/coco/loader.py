@@ -39,20 +39,25 @@ class AnnotatedBatch(NamedTuple):
     step_images: int
 
 
+def load_image(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
+    """Return an image, and an empty target."""
+    return image_to_tensor(images.load(index)[0]), {}
+
+
 def evaluation_batches(
     images: AnnotatedImages,
     batch_size: int,
     workers: int = 0,
     batch_slice: BatchSlice | None = None,
-    load: Load | None = None,
+    load: Load = load_image,
 ) -> Batches[AnnotatedBatch]:
     """Return batches of images in order of the indices, without resizing.
 
-    load: load(images, index) returns an image and its target, which is empty by default.
+    load: load(images, index) returns an image and its target, by default an empty one.
     """
     return Batches(
         images,
-        load or _load,
+        load,
         collate,
         batch_size=batch_size,
         seed=0,
@@ -60,10 +65,6 @@ def evaluation_batches(
         workers=workers,
         batch_slice=batch_slice,
     )
-
-
-def _load(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
-    return image_to_tensor(images.load(index)[0]), {}
 
 
 def image_to_tensor(image: Image) -> Tensor:
