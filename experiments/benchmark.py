@@ -2,7 +2,8 @@
 
     python experiments/benchmark.py
 
-The results are those of `lambdanets benchmark layer`, `memory`, `model` and `scaling`, in experiments/results.
+The results are those of `lambdanets benchmark layer`, `model` and `scaling`, in experiments/results; memory.json is of
+a command of commit e9364fe0, whose measurement is now part of `layer`.
 """
 
 import statistics

@@ -94,6 +94,7 @@ def test_what_is_not_used_is_counted(
         ("train|other/cat|dog/.jpg", "got other, train, which may be splits of the classes cat, dog, or classes"),
         ("train_1|train_2|val/cat|dog/.jpg", "one folder per split, got train_1, train_2"),
         ("train_a|train_b|test_a|test_b/.jpg", "either splits or classes, got test_a, test_b, train_a, train_b"),
+        ("val|test/.jpg", "either splits or classes, got test, val"),
         ("train|test1/.jpg", "got images directly in test1, train"),
         ("new/new/train|valid/cat|dog/.jpg test/test/.jpg", "got another data set in '.*new/new'"),
         ("cat|dog/.jpg pets/pets/cat|dog/.jpg", "got another data set in '.*pets/pets'"),

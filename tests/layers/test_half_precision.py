@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from all_pairs import in_turn
 from lambdanets import LambdaLayer2d
 
-SCOPE, DEPTH, HEADS = 23, 16, 4
+SCOPE, HEADS = 23, 4
 
 
 def random_image(scale, *shape):

@@ -287,7 +287,7 @@ def test_out_of_memory_in_a_step_suggests_a_smaller_micro_batch(small, tmp_path,
 
     at_step(monkeypatch, 1, raise_out_of_memory)
     assert run_train_command(small, tmp_path / "run") == 2
-    assert "lambdanets: out of memory; free memory, or choose a smaller batch" in capsys.readouterr().err
+    assert "lambdanets: out of memory; run the same command with a smaller --micro-batch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)

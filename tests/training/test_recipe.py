@@ -76,7 +76,14 @@ INVALID = [
     *(("epochs", 0), ("batch_size", 0), ("batch_size", 10**12), ("training_images", 0), ("learning_rate", -1.0)),
     *(("learning_rate", float("nan")), ("warmup_epochs", float("inf")), ("clip_gradient", -1.0), ("momentum", 1.0)),
     *(("drop_path", 1.5), ("validation_share", 1e-9), ("hold_out", 0.99), ("image_size", 3), ("workers", -1)),
-    *(("std", (0.0,)), ("mean", (0.5, 0.5)), ("scale", (0.9, 0.1)), ("ratio", (0.0, 1.0)), ("channels", 2)),
+    *(
+        ("std", (0.0,)),
+        ("mean", (0.5, 0.5)),
+        ("scale", (0.9, 0.1)),
+        ("scale", (0.5, 2.0)),
+        ("ratio", (0.0, 1.0)),
+        ("channels", 2),
+    ),
     *(("optimizer", "lion"), ("flip", None), ("model_options", None), ("data", 7), ("seed", True), ("micro_batch", 0)),
 ]
 INVALID_DETECTION = [

@@ -16,7 +16,7 @@ from pydantic import PositiveInt
 
 from lambdanets.cli.options import parse_all, program
 from lambdanets.cli.predict import report_unreadable
-from lambdanets.errors import InputError, describe_failure, explain_missing_extras
+from lambdanets.errors import InputError, describe_failure, explain_missing_extras, is_out_of_memory
 from lambdanets.files import RECIPE
 from lambdanets.progress import Progress
 from lambdanets.records import record
@@ -222,5 +222,7 @@ def report_errors(command: str, started: Path) -> Iterator[None]:
     except (OSError, MemoryError, RuntimeError) as error:
         if (description := describe_failure(error)) is None:
             raise
+        if is_out_of_memory(error):
+            description = "out of memory; run the same command with a smaller --micro-batch, or free memory"
         advice = f"; once fixed, resume with: {command}" if started.is_file() else ""
         raise InputError(f"{description}{advice}") from error

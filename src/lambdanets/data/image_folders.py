@@ -139,6 +139,9 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
     if len(groups) > 1:
         raise _ambiguous(root, source)
     if not groups:
+        names = {parse_name(name) for name in root.folders}
+        if len(names) > 1 and all(name.role for name in names) and len({name.rest for name in names}) == 1:
+            raise _ambiguous(root, source)
         trains = [folder for name, folder in root.folders.items() if parse_name(name) == Name(TRAIN, ())]
         if any(_enter(folder).folders for folder in trains):
             raise _ambiguous(root, source)

@@ -146,7 +146,7 @@ def _readme(name: str, network: Any, card: ClassifierCard | None, run: Path | No
     if run is not None and (run / "result.json").is_file():
         result = read_json(run / "result.json", dict[str, Any])
         if "data" not in recipe:  # it is private
-            del result["data"]
+            result.pop("data", None)
         rows = "\n".join(f"| {key.replace('_', ' ')} | {result[key]} |" for key in _RESULTS if key in result)
         sections = f"\n## Results\n\n| | |\n|---|---|\n{rows}\n"
         sections += f"\n## Recipe\n\n```json\n{json.dumps(recipe, indent=1)}\n```\n"

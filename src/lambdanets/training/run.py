@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,18 +88,21 @@ def check(recipe: TrainingRecipe) -> Task:
 def _start_or_resume(folder: Path, recipe: TrainingRecipe | None) -> dict[str, Any]:
     with process_group() as world:
         run_folder = _run_folder(folder, recipe)
-        is_started = broadcast_from_rank_zero(run_folder.is_started)
-        if broadcast_from_rank_zero((folder / RESULT).is_file):  # needs no lock, so the folder may be read-only
-            if not world.is_rank_zero:
-                return {}
-            result = read_result(folder)
-            echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
-            return result
-        with _locked(run_folder):
-            if is_started:
-                recipe = _resumed_recipe(read_recipe(folder / RECIPE), recipe)
-            assert recipe is not None
-            return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
+        broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
+        is_finished = partial(broadcast_from_rank_zero, (folder / RESULT).is_file)
+        if not is_finished():  # needs no lock, so the folder may be read-only
+            with _locked(run_folder):
+                if not is_finished():  # by another process, before this one had the lock
+                    is_started = broadcast_from_rank_zero(run_folder.is_started)
+                    if is_started:
+                        recipe = _resumed_recipe(read_recipe(folder / RECIPE), recipe)
+                    assert recipe is not None
+                    return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
+        if not world.is_rank_zero:
+            return {}
+        result = read_result(folder)
+        echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
+        return result
 
 
 def _resumed_recipe(stored: TrainingRecipe, requested: TrainingRecipe | None) -> TrainingRecipe:

@@ -40,6 +40,8 @@ class RunLog(Callback):
     ranks; with more than max_unreadable the run stops.
     """
 
+    state_key = "History"  # its name in checkpoints, also in those of earlier versions
+
     def __init__(self, folder: Path, metrics: Sequence[str], world: World, max_unreadable: int) -> None:
         self.path = folder / METRICS
         self.metrics = tuple(metrics)

@@ -46,7 +46,7 @@ def test_selection_of_random_labels_equals_the_reference(tmp_path_factory, rows,
 def test_selection_that_spills_to_disk_equals_the_reference(tmp_path, monkeypatch):
     labels, out = random_labels(400_000), tmp_path / "out"
     write_labels(tmp_path / "in", [labels[:250_000], labels[250_000:250_001], labels[250_001:]])
-    monkeypatch.setattr(tables, "MEMORY_LIMIT", "30MB")
+    monkeypatch.setattr(tables, "MEMORY_LIMIT", "45MB")
     monkeypatch.setattr(tables, "THREADS", 2)  # each thread needs memory
     select(tmp_path / "in", out, per_class=100_000, seed=1)
     assert not list(out.glob(".*"))

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, PositiveInt
 
 from lambdanets.data.transforms import Preprocessing
+from lambdanets.errors import InputError
 from lambdanets.records import Fraction, Range, ValidationShare, record, shared_fields
 from lambdanets.training.recipe import TrainingRecipe
 
@@ -47,6 +48,11 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
     """Label smoothing, in [0, 1]."""
     compile: bool = False
     """Compile the model with torch.compile."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale[1] > 1:
+            raise InputError(f"scale must be at most 1, since a crop is a part of the image, got {self.scale}")
 
     @property
     def preprocessing(self) -> Preprocessing:
