@@ -95,9 +95,9 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     dropped, and listed in `problems`. Raises InputError as `read_annotations` does, and for a folder or tar that cannot
     be read, for ambiguous matches, and if more than half of the images have no file.
     """
+    parsed = read_annotations(annotations)
     if not images.exists():
         raise InputError(f"'{images}' must be a folder or an uncompressed tar of images, got none of this name")
-    parsed = read_annotations(annotations)
     names = [str(PurePosixPath(image.name)) for image in parsed.images]
     files: dict[str, Any]
     if images.is_dir():
