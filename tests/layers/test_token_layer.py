@@ -173,16 +173,14 @@ def test_forward_accepts_embeddings_per_example():
 
 CROSS, FEW = {"dim_context": CONTEXT}, DenseEmbedding(4, 4, 4, dtype=torch.float64)
 INVALID_ARGUMENTS = [
-    ({"position": True}, {}, "embeddings must be a tensor, or embedding a module"),
+    ({"position": True}, {}, "embeddings must be a tensor, or the layer must have a scope or an embedding"),
     ({"position": True, "embedding": FEW}, {}, "positions must be at most 4 x 4 .*, got 6 x 6"),
-    ({}, {"embeddings": random_tokens(N, N, 4)}, "embeddings must be None for a layer with position=False"),
     ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
     ({}, {"mask": torch.ones(N, M).bool()}, r"mask must be bool, \(n, m\) = \(6, 6\)"),
     ({}, {"x": None}, "x must be a tensor, got NoneType"),
-    ({}, {"x": random_tokens(B, DIM, N)}, r"x must be \(b, positions, channels = 8\), got shape \(2, 8, 6\)"),
-    (CROSS, {}, "context must be a tensor if dim_context = 5 differs"),
-    (CROSS, {"context": random_tokens(B, M, DIM)}, r"context must be \(b, positions, channels = 5\)"),
-    (CROSS, {"context": random_tokens(3, M, CONTEXT)}, "context must have batch size 2, like x"),
+    ({}, {"x": random_tokens(B, DIM, N)}, r"x must be \(b = 2, positions, channels = 8\), got shape \(2, 8, 6\)"),
+    (CROSS, {}, r"context must be \(b = 2, positions, channels = 5\), got shape \(2, 6, 8\)"),
+    (CROSS, {"context": random_tokens(3, M, CONTEXT)}, r"context must be \(b = 2, positions, .*\(3, 9, 5\)"),
     (CROSS | {"causal": True}, {"context": random_tokens(B, M, CONTEXT)}, "context must have 6 positions"),
     ({"dim_context": 0}, {}, "dim_context must be an integer of at least 1, got 0"),
     ({"embedding": relative(5)}, {}, "embedding must be None when position is False"),

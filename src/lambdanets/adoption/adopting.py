@@ -10,7 +10,6 @@ from lambdanets.adoption.layout import Family, Origin, convert, convert_back
 from lambdanets.adoption.trial import check_conversion
 from lambdanets.errors import InputError, one_line
 from lambdanets.layers import LambdaBase
-from lambdanets.layers.initialization import keep_initialization
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 
@@ -54,7 +53,6 @@ def adopt(model: nn.Module) -> dict[str, str]:
                 raise InputError(f"{name}, {kind}, cannot be replaced: {error}") from error
     for name, layer in layers.items():
         model.set_submodule(name, replacements[layer][1])
-    keep_initialization(model)
     return {name: replacements[layer][0] for name, layer in layers.items()}
 
 

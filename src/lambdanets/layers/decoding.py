@@ -103,7 +103,6 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
     batch = state.values.shape[0]
     if tuple(x.shape) != (batch, layer.dim):
         raise ValueError(f"x must be (b, dim) = {(batch, layer.dim)}, got shape {tuple(x.shape)}")
-    layer._check_dtype("x", x)
     _check_eval(layer)
     is_eager = isinstance(state.position, int)  # in an exported graph, the position is a tensor
     if is_eager and state.grid is not None and state.position >= torch.Size(state.grid).numel():
@@ -170,7 +169,7 @@ def _window_embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingStat
         total = torch.stack(rows) if total is None else total + torch.stack(rows)
     if total is not None:
         return total
-    embeddings = layer._pairwise_embeddings(length, length)
+    embeddings = layer.embedding(length, length)
     embeddings = embeddings if layer.multi_head else embeddings.unsqueeze(0)
     embeddings = embeddings.unsqueeze(-1) if layer.intra_depth == 1 else embeddings
     return embeddings[:, -1]

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+# torch.jit.trace makes sizes constant, as documented
+warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"lambdanets(_lab)?\.")
+
 
 class Layer(nn.Module):
     """Base class of the layers.
@@ -25,12 +28,6 @@ class Layer(nn.Module):
                 "or use torch.export.export(layer, (x,))"
             )
         return tracer.create_proxy("call_module", name, (x, *inputs), kwargs)
-
-    def _slow_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call forward under torch.jit.trace, without warnings that sizes become constants; nn.Module calls this."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"lambdanets(_lab)?\.")
-            return super()._slow_forward(*inputs, **kwargs)
 
     def __prepare_scriptable__(self) -> Any:
         raise NotImplementedError(

@@ -11,7 +11,6 @@ from torch import nn
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.layers import LambdaBase, LambdaLayer2d
-from lambdanets.layers.initialization import keep_initialization
 
 _TEST_SIDE = 64  # side of the map for the test call, large enough to compute the stride despite padding
 
@@ -67,7 +66,6 @@ def replace_convolutions(
             layer.to(weight.device, weight.dtype)
         layer.train(convolutions[name].training)
         model.set_submodule(name, layer)
-    keep_initialization(model)
     return selected
 
 
