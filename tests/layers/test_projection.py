@@ -218,29 +218,6 @@ def test_backward_within_autocast_is_as_accurate_as_bfloat16(side):
         torch.testing.assert_close(gradient, reference, rtol=2e-2, atol=2e-2 * float(reference.abs().max()))
 
 
-@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.InstanceNorm2d(8)])
-def test_masks_are_rejected_with_norms_that_mix_positions(norm):
-    layer = LambdaLayer2d(8, scope=3)
-    layer.value_norm = type(norm)(2, 2 * 4) if isinstance(norm, nn.GroupNorm) else norm
-    x, mask = torch.randn(2, 8, 5, 6), torch.ones(2, 5, 6, dtype=torch.bool)
-    with pytest.raises(ValueError, match="mask must be None for a layer with a"):
-        layer(x, mask)
-
-
-def test_masks_are_accepted_with_norms_that_do_not_mix_positions():
-    tokens, valid = LambdaLayer(8, position=False), torch.arange(6) < 4
-    tokens.value_norm = nn.GroupNorm(1, 2)
-    maps = LambdaLayer2d(8, scope=3).eval()
-    maps.value_norm = nn.InstanceNorm2d(2, track_running_stats=True).eval()
-    for layer, shape, mask, keep in (
-        (tokens, (2, 6, 8), valid.expand(2, 1, 6), valid[:, None]),
-        (maps, (2, 8, 6, 5), valid[:, None].expand(2, 6, 5), valid[:, None]),
-    ):
-        x = torch.randn(shape)
-        changed = torch.where(keep, x, 7.0)
-        torch.testing.assert_close(layer(x, mask=mask) * keep, layer(changed, mask=mask) * keep)
-
-
 MAPS = torch.randn(2, 8, 5, 6)
 OPERATIONS = {
     "maps": (LambdaLayer2d(8, scope=3), MAPS),

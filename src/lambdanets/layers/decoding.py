@@ -1,6 +1,7 @@
 """Step-by-step decoding with causal layers; outputs equal those of a forward pass over the whole sequence."""
 
 import dataclasses
+import functools
 
 import torch
 from torch import Tensor, nn
@@ -48,13 +49,9 @@ def start_decoding(
 
     Raises ValueError naming the invalid argument.
     """
-    if not isinstance(layer, GridLambdaLayer | LambdaLayer):
-        raise ValueError(f"layer must be a lambda layer, got {type(layer).__name__}")
     check_sizes(batch_size=batch_size)
     if not layer.causal:
         raise ValueError("layer must be causal for step-by-step decoding, got causal=False")
-    if layer.dim_context != layer.dim:
-        raise ValueError(f"layer must have dim_context equal to dim for decoding, got {layer.dim_context}")
     if layer.position and layer.embedding is None:
         raise ValueError("layer must have an embedding module for decoding, got embedding=None")
     if layer.content_by_slice:
@@ -110,42 +107,29 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
     num_lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
     inputs = x.unsqueeze(1) if layer.is_token_layer else x[(..., *(None,) * layer.dimensions)]
     queries, keys, values = layer._project(inputs, None, None)
-    queries = queries.reshape(batch, num_lambdas, -1, k)  # (b, l, h / l, k)
-    values = values.reshape(batch, num_lambdas, v, u)
-    keys = None if keys is None else keys.reshape(batch * num_lambdas, k, u)
     result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values)[1]
+    queries = queries.reshape(batch, num_lambdas, -1, k).to(state.values.dtype)  # (b, l, h / l, k)
+    values = values.reshape(batch, num_lambdas, v, u).to(state.values.dtype)
+    content, window = state.content, state.values
     with without_autocast(x.device):
-        output, state = _decode_projected(layer, queries, keys, values, state)
-    return output.reshape(batch, layer.dim_out).to(result_dtype), state
-
-
-def _decode_projected(
-    layer: GridLambdaLayer | LambdaLayer, queries: Tensor, keys: Tensor | None, values: Tensor, state: DecodingState
-) -> tuple[Tensor, DecodingState]:
-    """Return the output (b, l, h / l, v) and the next state, with l lambdas: h if multi_head, else 1.
-
-    queries: (b, l, h / l, k). keys: (b l, k, u). values: (b, l, v, u).
-    """
-    dtype = state.values.dtype
-    queries, values = queries.to(dtype), values.to(dtype)
-    output = queries.new_zeros(*queries.shape[:3], values.shape[2])
-    content = state.content
-    if keys is not None and content is not None:
-        term, content = content_step(
-            queries.flatten(0, 1), keys.to(dtype), values.flatten(0, 1), content, layer.normalize_keys
-        )
-        output = output + term.unflatten(0, queries.shape[:2])
-    if layer.position_bias is not None:  # the bias of a multi-head layer is (h, k), its queries (b, h, 1, k)
-        output = output + layer._bias_term(queries)
-    window = state.values
-    if layer.embedding is not None:
-        window = torch.cat([window, values.unsqueeze(2)], dim=2)
-        embeddings = _window_embeddings(layer, state, window.shape[2]).to(dtype)  # (l, w, k, u)
-        logits = torch.einsum("blhk,lwku->blhwu", queries, embeddings)
-        output = output + torch.einsum("blhwu,blwvu->blhv", logits, window)
-        if layer.relative_embeddings:
-            window = window[:, :, 1:]
-    return output, DecodingState(state.position + 1, state.grid, content, window)
+        output = queries.new_zeros(*queries.shape[:3], v)
+        if keys is not None and content is not None:
+            keys = keys.reshape(batch * num_lambdas, k, u).to(queries.dtype)
+            term, content = content_step(
+                queries.flatten(0, 1), keys, values.flatten(0, 1), content, layer.normalize_keys
+            )
+            output = output + term.unflatten(0, queries.shape[:2])
+        if layer.position_bias is not None:  # the bias of a multi-head layer is (h, k), its queries (b, h, 1, k)
+            output = output + layer._bias_term(queries)
+        if layer.embedding is not None:
+            window = torch.cat([window, values.unsqueeze(2)], dim=2)
+            embeddings = _window_embeddings(layer, state, window.shape[2]).to(queries.dtype)  # (l, w, k, u)
+            logits = torch.einsum("blhk,lwku->blhwu", queries, embeddings)
+            output = output + torch.einsum("blhwu,blwvu->blhv", logits, window)
+            if layer.relative_embeddings:
+                window = window[:, :, 1:]
+    next_state = DecodingState(state.position + 1, state.grid, content, window)
+    return output.reshape(batch, layer.dim_out).to(result_dtype), next_state
 
 
 def _check_eval(layer: LambdaBase) -> None:
@@ -159,19 +143,18 @@ def _check_eval(layer: LambdaBase) -> None:
 
 def _window_embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, length: int) -> Tensor:
     """Return the embeddings (lambdas, w, k, u) between the current position and the last w positions."""
-    total: Tensor | None = None
-    grid, dilation = state.grid or (0,), layer.dilation
     context = torch.arange(1 - length, 1, device=state.values.device) + state.position
-    for embedding in layer.relative_embeddings:
-        tables = embedding() if layer.multi_head else embedding().unsqueeze(0)
-        tables = tables.unsqueeze(-1) if layer.intra_depth == 1 else tables
-        rows = [query_embeddings(table, grid, dilation, state.position, context) for table in tables]
-        total = torch.stack(rows) if total is None else total + torch.stack(rows)
-    if total is not None:
-        return total
+    terms = [
+        torch.stack(
+            [query_embeddings(x, state.grid or (0,), layer.dilation, state.position, context) for x in relative.tables]
+        )
+        for relative in layer.relative_embeddings
+    ]
+    if terms:
+        return functools.reduce(torch.add, terms)
     embeddings = layer.embedding(length, length)
     embeddings = embeddings if layer.multi_head else embeddings.unsqueeze(0)
-    embeddings = embeddings.unsqueeze(-1) if layer.intra_depth == 1 else embeddings
+    embeddings = embeddings if layer.intra_depth > 1 else embeddings.unsqueeze(-1)
     return embeddings[:, -1]
 
 

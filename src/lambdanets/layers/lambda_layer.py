@@ -106,10 +106,10 @@ class GridLambdaLayer(LambdaBase):
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, mask)
         inputs = self.prepare(x, mask)
+        is_contiguous = x.is_contiguous()
         # pooling contiguous maps costs more than their copy
-        channels_first = x.is_contiguous() and not self.pools
-        output = self.finish(self.sum_terms(inputs, channels_first), inputs)
-        return output.contiguous(memory_format=memory_format(x))
+        output = self.finish(self.sum_terms(inputs, channels_first=is_contiguous and not self.pools), inputs)
+        return output.contiguous(memory_format=torch.contiguous_format if is_contiguous else memory_format(x))
 
     def prepare(self, x: Tensor, mask: Tensor | None = None) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
