@@ -164,13 +164,6 @@ def test_multi_head_edge_embeddings_equal_the_definition():
     torch.testing.assert_close(layer(x, embeddings=embeddings), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_forward_accepts_embeddings_per_example():
-    layer = make_layer(position=True).eval()
-    x, embeddings = random_tokens(B, N, DIM), random_tokens(B, N, N, 4)
-    expected = reference_output(layer, x, x, None, embeddings)
-    torch.testing.assert_close(layer(x, embeddings=embeddings), expected, rtol=1e-12, atol=1e-12)
-
-
 CROSS, FEW = {"dim_context": CONTEXT}, DenseEmbedding(4, 4, 4, dtype=torch.float64)
 INVALID_ARGUMENTS = [
     ({"position": True}, {}, "embeddings must be a tensor, or the layer must have a scope or an embedding"),

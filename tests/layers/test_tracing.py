@@ -116,14 +116,6 @@ def test_trace_of_a_token_layer_with_positions_rejects_other_lengths(name):
 
 
 @parametrize_types
-def test_scripting_raises_and_suggests_torch_export(layer, options, shape):
-    module, _ = make_layer(layer, options, shape)
-    message = rf"^{layer.__name__} cannot be compiled by torch.jit.script, .* use torch.export.export\(model, "
-    with pytest.raises(NotImplementedError, match=message):
-        torch.jit.script(nn.Sequential(nn.ReLU(), module))
-
-
-@parametrize_types
 def test_torch_fx_sees_a_layer_as_one_node(layer, options, shape):
     layer, x = make_layer(layer, options, shape)
     network = nn.Sequential(nn.Tanh(), nn.Sequential(layer, nn.Tanh()))

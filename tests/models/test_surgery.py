@@ -98,42 +98,17 @@ def lambda_on_meta(*channels, **options):
 @pytest.mark.parametrize(
     ("make_layer", "message"),
     [
-        (lambda_on_meta(256, stride=2), "of layer4.0.conv1, got LambdaLayer2d with (256, 256, (2, 2))"),
-        (lambda_on_meta(512, stride=2), "got LambdaLayer2d with (512, 512, (2, 2))"),
-        (lambda_on_meta(256, 512), "got LambdaLayer2d with (256, 512, (1, 1))"),
-        (lambda conv: nn.Conv2d(256, 512, 3, stride=(2, 1)), "got Conv2d with (256, 512, (2, 1))"),
-        (lambda conv: nn.Flatten(), "got Flatten with (256, 1048576, ())"),
+        (lambda_on_meta(256, stride=2), "of layer4.0.conv1, got (256, 256, (2, 2))"),
+        (lambda_on_meta(512, stride=2), "got (512, 512, (2, 2))"),
+        (lambda_on_meta(256, 512), "got (256, 512, (1, 1))"),
     ],
 )
-def test_rejects_layers_with_other_channels_or_stride(make_layer, message):
+def test_rejects_lambda_layers_with_other_channels_or_stride(make_layer, message):
     model = create_on_meta(torchvision, "resnet18")
     before = dict(model.named_modules())
     with pytest.raises(InputError, match=re.escape(message)):
         replace_convolutions(model, make_layer, ["layer4.0.conv1"])
     assert dict(model.named_modules()) == before
-
-
-class FixedSize(nn.Module):
-    """Accepts only 7x7 maps."""
-
-    def forward(self, x):
-        return x * torch.ones(7, 7)
-
-
-def test_accepts_modules_for_maps_of_a_fixed_size():
-    model = create_on_meta(torchvision, "resnet18")
-    replace_convolutions(model, lambda conv: FixedSize(), ["layer4.1.conv1"])
-    assert isinstance(model.layer4[1].conv1, FixedSize)
-
-
-def test_checking_a_layer_keeps_statistics_and_random_state():
-    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1))
-    torch.manual_seed(0)
-    norm, expected = nn.BatchNorm2d(8), torch.rand(3)
-    torch.manual_seed(0)
-    replace_convolutions(model, lambda conv: nn.Sequential(norm, nn.Dropout(0.5)), "0")
-    assert not norm.num_batches_tracked
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_where_accepts_shell_style_patterns():

@@ -15,7 +15,6 @@ class Layer(nn.Module):
 
     torch.fx treats a layer as one node, with any tracer: `forward` returns `fx_call` if x is an fx.Proxy.
     torch.jit.trace records PyTorch operations for the sizes of the example inputs.
-    torch.jit.script raises NotImplementedError.
     """
 
     def fx_call(self, x: fx.Proxy, *inputs: Any, **kwargs: Any) -> Any:
@@ -28,9 +27,3 @@ class Layer(nn.Module):
                 "or use torch.export.export(layer, (x,))"
             )
         return tracer.create_proxy("call_module", name, (x, *inputs), kwargs)
-
-    def __prepare_scriptable__(self) -> Any:
-        raise NotImplementedError(
-            f"{type(self).__name__} cannot be compiled by torch.jit.script, which PyTorch deprecates; "
-            "use torch.export.export(model, (x,)) or torch.jit.trace(model, x)"
-        )
