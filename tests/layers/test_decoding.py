@@ -156,22 +156,3 @@ def test_decode_step_rejects_invalid_arguments():
     _, state = decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
     with pytest.raises(ValueError, match=r"state must have positions left to decode, got a complete grid of \(1, 1\)"):
         decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
-
-
-@pytest.mark.parametrize(
-    "replacement",
-    [
-        lambda channels: torch.nn.Conv1d(8, channels, 1, dtype=torch.float64),
-        lambda channels: torch.nn.Sequential(
-            torch.nn.Conv1d(8, channels, 1, groups=2, dtype=torch.float64), torch.nn.Tanh()
-        ),
-    ],
-    ids=["bias", "sequential"],
-)
-@pytest.mark.parametrize("name", ["query_projection", "key_projection", "value_projection"])
-def test_decoding_uses_replaced_projections(name, replacement):
-    layer = make_layer(LambdaLayer1d, {})
-    channels = getattr(layer, name).weight.shape[0]
-    setattr(layer, name, replacement(channels))
-    x = torch.randn(2, 8, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(decode(layer, x), layer(x), rtol=1e-12, atol=1e-12)

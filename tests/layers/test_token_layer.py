@@ -125,19 +125,6 @@ def test_first_and_second_derivatives(case, batch, training):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_outputs_are_independent_of_context_padding(training):
-    layer = make_layer(position=True, embedding=dense(), dim_context=CONTEXT).train(training)
-    x, context = random_tokens(B, N, DIM), random_tokens(B, M, CONTEXT)
-    mask = torch.ones(B, 1, M, dtype=torch.bool)
-    mask[:, :, -3:] = False
-    corrupted = context.masked_fill(~mask.transpose(1, 2), torch.nan)
-    expected = copy.deepcopy(layer)(x, context[:, :-3])
-    for shape in ((B, 1, M), (1, 1, M), (1, M)):
-        result = copy.deepcopy(layer)(x, corrupted, mask=mask[:1].expand(shape) if len(shape) > 2 else mask[0])
-        torch.testing.assert_close(result, expected, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_outputs_and_gradients_are_independent_of_token_padding(training):
     layer = make_layer(position=True, embedding=dense()).train(training)
     x, mask = random_tokens(B, N, DIM), torch.ones(B, 1, N, dtype=torch.bool)
