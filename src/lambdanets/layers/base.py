@@ -172,7 +172,9 @@ class LambdaBase(Layer, ABC):
         else:
             (queries,) = project(x, [query_modules], is_tokens=is_tokens)
             values, *keys = project(context, context_modules, is_tokens=is_tokens, valid=valid)
-        queries = self._reshape_queries(queries)
+        queries = queries.unflatten(1, (self.heads, self.query_depth)).transpose(2, 3)
+        if self.normalize_queries == "softmax":
+            queries = queries.softmax(dim=-1, dtype=accumulation_dtype(queries.dtype)).to(queries.dtype)
         if valid is not None and context is None:  # a query of 0 gives an output of 0
             queries = queries.masked_fill(~valid[:, None, :, None], 0)
         return (
@@ -180,13 +182,6 @@ class LambdaBase(Layer, ABC):
             self._reshape_context(keys[0], self.query_depth) if keys else None,
             self._reshape_context(values, self.value_depth),
         )
-
-    def _reshape_queries(self, projected: Tensor) -> Tensor:
-        """Reshape (b, h k, n) to queries (b, h, n, k), and apply the softmax to them if configured."""
-        queries = projected.unflatten(1, (self.heads, self.query_depth)).transpose(2, 3)
-        if self.normalize_queries == "softmax":
-            queries = queries.softmax(dim=-1, dtype=accumulation_dtype(queries.dtype)).to(queries.dtype)
-        return queries
 
     def _reshape_context(self, projected: Tensor, depth: int) -> Tensor:
         """Reshape (b, [h] depth u, m) to keys or values (b, [h,] m, depth[, u])."""
@@ -210,18 +205,13 @@ class LambdaBase(Layer, ABC):
 
         channels_first: whether it should be in memory as (b, h, v, n).
         """
-        queries = inputs.queries
-        device, is_half = queries.device, queries.dtype == torch.float16
-        if is_half or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
+        queries, keys, values, *_, tables, mask = inputs
+        device = queries.device
+        if queries.dtype == torch.float16 or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
             autocast = autocast_dtype(device)
             with without_autocast(device):
-                output = self._sum_terms(inputs.to(widen_float16(autocast or queries.dtype)), channels_first)
+                output = self.sum_terms(inputs.to(widen_float16(autocast or queries.dtype)), channels_first)
             return output if autocast else output.to(queries.dtype)
-        return self._sum_terms(inputs, channels_first)
-
-    def _sum_terms(self, inputs: LambdaInputs, channels_first: bool) -> Tensor:
-        """The terms of `sum_terms` in the dtype of the queries, without autocast."""
-        queries, keys, values, *_, tables, mask = inputs
         content, bias = None, self.position_bias
         if not tables:
             output = self.pair_terms(inputs)
@@ -264,13 +254,16 @@ class LambdaBase(Layer, ABC):
 
     def pair_terms(self, inputs: LambdaInputs) -> Tensor:
         """The content term plus the position term from `embeddings`, (b, h, n, v), without tables."""
-        options: dict[str, Any] = {
-            "multi_head": self.multi_head,
-            "normalize_keys": self.normalize_keys,
-            "causal": self.causal,
-        }
-        queries, keys, values, _, embeddings, _, mask = inputs
-        return lambda_interaction(queries, keys, values, embeddings, mask=mask, **options)
+        return lambda_interaction(
+            inputs.queries,
+            inputs.keys,
+            inputs.values,
+            inputs.embeddings,
+            mask=inputs.mask,
+            multi_head=self.multi_head,
+            normalize_keys=self.normalize_keys,
+            causal=self.causal,
+        )
 
     def _bias_term(self, queries: Tensor) -> Tensor:
         """Return the position bias applied to queries (b, h, n, k): (b, h, n, 1), equal for all value channels."""
@@ -295,11 +288,7 @@ class LambdaBase(Layer, ABC):
         if isinstance(embedding, EdgeEmbedding):
             raise ValueError("embedding must not be an EdgeEmbedding; pass its output to LambdaLayer.forward")
         if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != self.dimensions:
-            raise ValueError(
-                f"embedding must have {self.dimensions} dimension(s), got {embedding.dimensions}; use "
-                "LambdaLayer1d, LambdaLayer2d or LambdaLayer3d, or pass embedding.of_pairs(grid) to "
-                "LambdaLayer.forward"
-            )
+            raise ValueError(f"embedding must have {self.dimensions} dimension(s), got {embedding.dimensions}")
         if isinstance(embedding, EmbeddingTable):
             expected = (self.query_depth, self.intra_depth, self.heads if self.multi_head else None)
             actual = (embedding.query_depth, embedding.intra_depth, embedding.heads)
