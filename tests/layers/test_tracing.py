@@ -5,7 +5,7 @@ import torch
 from torch import fx, nn
 
 from all_pairs import in_turn
-from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
+from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets_lab.mixers import LocalAttention
 
@@ -25,7 +25,7 @@ LAYERS = {
     "pool that counts its padding": (LambdaLayer2d, {"stride": 2, "pool": nn.AvgPool2d(3, 2, 1)}, MAPS),
     "sequence": (LambdaLayer1d, {"scope": 5}, SEQUENCE),
     "volume": (LambdaLayer3d, {"scope": 3}, VOLUME),
-    "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 16)}, TOKENS),
+    "tokens": (LambdaLayer, {"scope": 5}, TOKENS),
     "dense embeddings": (LambdaLayer, {"embedding": DenseEmbedding(6, 6, 16)}, TOKENS),
 }
 parametrize_types = pytest.mark.parametrize(

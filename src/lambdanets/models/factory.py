@@ -127,10 +127,8 @@ def check_architecture(name: str, options: Iterable[str] = ()) -> None:
     """
     name = name.removeprefix(ADOPTED_PREFIX)
     if not re.fullmatch(r"[\w.-]+", name) or not timm.is_model(name):
-        own_models = list_models()
-        similar = nearest_hint(name, own_models, 3) or nearest_hint(name, timm.list_models(), 3)
-        hint = similar or f"; this package has {', '.join(own_models)}"
-        raise InputError(f"there is no model named {name!r}{hint}")
+        similar = nearest_hint(name, timm.list_models(), 3)
+        raise InputError(f"there is no model named {name!r}{similar or '; lambdanets.list_models() returns all'}")
     if invalid := sorted(_LOADING_ARGUMENTS.intersection(options)):
         raise InputError(
             f"model options must be arguments of the architecture {name}, got {', '.join(invalid)}; to start from "
