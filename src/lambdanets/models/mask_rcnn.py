@@ -252,7 +252,6 @@ def mask_rcnn(
         pyramid_backbone,
         rpn_anchor_generator=anchors,
         rpn_head=head,
-        rpn_score_thresh=options.pop("rpn_score_thresh", _MIN_OBJECTNESS),
         box_roi_pool=box_pool,
         box_head=FastRCNNConvFCHead(
             (pyramid_channels, 7, 7), [pyramid_channels] * num_convs, [fc_width], norm_layer=nn.BatchNorm2d
@@ -261,7 +260,7 @@ def mask_rcnn(
         mask_roi_pool=mask_pool,
         mask_head=MaskRCNNHeads(pyramid_channels, [pyramid_channels] * mask_layers, 1, norm_layer=nn.BatchNorm2d),
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
-        **options,
+        **{"rpn_score_thresh": _MIN_OBJECTNESS} | options,
     )
     model.rpn.__class__ = _MaskedRPN  # torchvision constructs the base class, with all options
     for module in (head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor):
