@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from all_pairs import all_pairs, in_turn
 from lambdanets import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
-from lambdanets.layers import DenseEmbedding, EdgeEmbedding
+from lambdanets.layers import DenseEmbedding
 from lambdanets.ops import definition
 
 LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
@@ -322,6 +322,7 @@ def replace_table(layer, shape):
 REPLACED = {
     "table of another depth": lambda layer: replace_table(layer, (7, 7, 8)),
     "table with a new axis": lambda layer: replace_table(layer, (7, 7, 16, 2)),
+    "table of a sequence": lambda layer: setattr(layer, "embedding", RelativeEmbedding((5,), 16)),
     "even table": lambda layer: replace_table(layer, (6, 6, 16)),
     "table on another device": lambda layer: layer.embedding.to_empty(device="meta"),
     "pruned keys": lambda layer: setattr(layer, "key_projection", nn.Conv2d(16, 4, 1, bias=False)),
@@ -371,10 +372,9 @@ INVALID_ARGUMENTS = [
     ({"stride": 2, "causal": True}, "stride must be 1 and pool None if causal is True.*got stride=2"),
     ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
     ({"embedding": OTHER, "position": False}, "embedding must be None when position is False"),
-    ({"embedding": RelativeEmbedding((5,), 16)}, r"embedding must have 2 dimension\(s\), got 1"),
-    ({"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.* \(16, 1, None\), got \(16, 1, 4\)"),
+    ({"embedding": DenseEmbedding(9, 9, 16, heads=4)}, "embedding must have heads=None, got heads=4"),
+    ({"embedding": [OTHER, DenseEmbedding(9, 9, 16)]}, "embedding must be a module or several RelativeEmbeddings"),
     ({"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"),
-    ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not be an EdgeEmbedding"),
     ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
     ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),
 ]

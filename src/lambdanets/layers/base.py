@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.embeddings import EdgeEmbedding, EmbeddingTable, RelativeEmbedding
+from lambdanets.layers.embeddings import EmbeddingTable, RelativeEmbedding
 from lambdanets.layers.module import Layer
 from lambdanets.layers.projection import project
 from lambdanets.ops import lambda_interaction
@@ -130,13 +130,21 @@ class LambdaBase(Layer, ABC):
         self.register_parameter("position_bias", None)
         self.query_norm = norm(heads * query_depth)
         self.value_norm = norm(num_lambdas * self.value_depth * intra_depth)
-        self._owns_embedding = False
+        if embedding is not None and not position:
+            raise ValueError("embedding must be None when position is False")
+        if isinstance(embedding, Sequence | nn.ModuleList):
+            if not embedding or not all(isinstance(e, RelativeEmbedding) for e in embedding):
+                raise ValueError(f"embedding must be a module or several RelativeEmbeddings, got {embedding!r}")
+            embedding = nn.ModuleList(embedding)
+        table_heads = heads if multi_head else None
+        # the axis of heads could be taken for that of examples; the operations check the other axes
+        if isinstance(embedding, EmbeddingTable) and embedding.heads != table_heads:
+            raise ValueError(f"embedding must have heads={table_heads}, got heads={embedding.heads}")
+        self._owns_embedding = embedding is None
         if embedding is None and scope is not None and position:
-            self._owns_embedding = True
             sides = (scope,) * self.dimensions if isinstance(scope, int) else scope
-            table_heads = heads if multi_head else None
             embedding = RelativeEmbedding(sides, query_depth, intra_depth, heads=table_heads, **factory_kwargs)
-        self.embedding = None if embedding is None else self._check_embedding(embedding)
+        self.embedding = embedding
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -271,33 +279,6 @@ class LambdaBase(Layer, ABC):
         bias = self.position_bias.unsqueeze(1) if self.multi_head else self.position_bias  # (h, 1, k) or (k,)
         dtype = accumulation_dtype(queries.dtype)
         return (queries.to(dtype) * bias.to(dtype)).sum(-1, keepdim=True)
-
-    def _check_embedding(self, embedding: Any) -> nn.Module:
-        """Return an embedding module; raise ValueError if it does not fit the layer.
-
-        A sequence of relative embeddings becomes an nn.ModuleList.
-        """
-        if not self.position:
-            raise ValueError("embedding must be None when position is False")
-        if isinstance(embedding, list | tuple | nn.ModuleList):
-            if not embedding or not all(isinstance(e, RelativeEmbedding) for e in embedding):
-                raise ValueError(f"embedding must be a module or several RelativeEmbeddings, got {embedding!r}")
-            return nn.ModuleList(self._check_embedding(e) for e in embedding)
-        if not isinstance(embedding, nn.Module):
-            raise ValueError(f"embedding must be a module, got {type(embedding).__name__}")
-        if isinstance(embedding, EdgeEmbedding):
-            raise ValueError("embedding must not be an EdgeEmbedding; pass its output to LambdaLayer.forward")
-        if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != self.dimensions:
-            raise ValueError(f"embedding must have {self.dimensions} dimension(s), got {embedding.dimensions}")
-        if isinstance(embedding, EmbeddingTable):
-            expected = (self.query_depth, self.intra_depth, self.heads if self.multi_head else None)
-            actual = (embedding.query_depth, embedding.intra_depth, embedding.heads)
-            if actual != expected:
-                raise ValueError(
-                    "embedding must have the (query_depth, intra_depth, heads) of the layer, "
-                    f"{expected}, got {actual}; heads is None unless the layer has multi_head=True"
-                )
-        return embedding
 
     @property
     def relative_embeddings(self) -> tuple[RelativeEmbedding, ...]:
