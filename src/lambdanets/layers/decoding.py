@@ -56,10 +56,8 @@ def start_decoding(layer: LambdaBase, batch_size: int, grid: tuple[int, ...] | N
     dimensions = layer.dimensions
     if dimensions == 1 and grid is not None:
         raise ValueError(f"grid must be None for a layer on sequences, got {grid}")
-    if dimensions > 1:
-        if not isinstance(grid, tuple) or len(grid) != dimensions:
-            raise ValueError(f"grid must be a tuple of {dimensions} sides for this layer, got {grid!r}")
-        check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
+    if dimensions > 1 and (not isinstance(grid, tuple) or len(grid) != dimensions):
+        raise ValueError(f"grid must be a tuple of {dimensions} sides for this layer, got {grid!r}")
     num_lambdas = layer.heads if layer.multi_head else 1
     weight = next(layer.value_projection.parameters())
     like = torch.empty(0, dtype=accumulation_dtype(weight.dtype), device=weight.device)

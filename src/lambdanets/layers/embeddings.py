@@ -55,10 +55,9 @@ class RelativeEmbedding(EmbeddingTable):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if not isinstance(scope, tuple) or not 1 <= len(scope) <= 3:
-            raise ValueError(f"scope must be a tuple of 1, 2 or 3 odd sides, got {scope!r}")
-        if any(not isinstance(side, int) or isinstance(side, bool) or side < 1 or side % 2 == 0 for side in scope):
-            raise ValueError(f"scope must have only odd and positive sides, got {scope!r}")
+        is_odd = isinstance(scope, tuple) and all(isinstance(r, int) and r > 0 and r % 2 == 1 for r in scope)
+        if not is_odd or not 1 <= len(scope) <= 3:
+            raise ValueError(f"scope must be a tuple of 1, 2 or 3 odd and positive sides, got {scope!r}")
         super().__init__(scope, query_depth, intra_depth, heads, device=device, dtype=dtype)
         self.dimensions = len(scope)
 
@@ -109,14 +108,12 @@ class RelativeEmbedding(EmbeddingTable):
             context_grid: sides of the grid of context positions, with the same origin; default None for `grid`.
             dilation: distance between adjacent entries of the table, in positions; default 1.
 
-        Raises ValueError unless the grids have D positive sides.
+        Raises ValueError unless the grids have D sides.
         """
         context_grid = grid if context_grid is None else context_grid
         for name, sides in {"grid": grid, "context_grid": context_grid}.items():
             if not isinstance(sides, tuple) or len(sides) != self.dimensions:
                 raise ValueError(f"{name} must be a tuple of {self.dimensions} sides, got {sides!r}")
-            check_sizes(**{f"{name}[{axis}]": side for axis, side in enumerate(sides)})
-        check_sizes(dilation=dilation)
         heads = []
         for table in self.tables:
             pairs = pairwise_embeddings(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)
@@ -159,7 +156,6 @@ class DenseEmbedding(EmbeddingTable):
 
         Raises ValueError if the table is smaller.
         """
-        check_sizes(positions=positions, context_positions=context_positions)
         if positions > self.positions or context_positions > self.context_positions:
             raise ValueError(
                 f"positions must be at most {self.positions} x {self.context_positions} for this DenseEmbedding, "
