@@ -7,7 +7,6 @@ import pytest
 import torch
 from timm.layers.lambda_layer import LambdaLayer as TimmLayer
 from torch import nn
-from torch.nn.utils import parametrizations
 from torchvision.ops import FrozenBatchNorm2d
 
 from adoption.foreign_layers import DLi14, Holocron, Leaderj1001, Lucidrains
@@ -113,18 +112,6 @@ def test_outputs_distinguish_holocron_from_lucidrains():
     assert adopt(network) == {"0": "Holocron", "1": "lucidrains"}
 
 
-def with_hook():
-    layer = timm_layer()
-    layer.qkv.register_forward_hook(lambda *_: None)
-    return layer
-
-
-def with_parametrization():
-    layer = timm_layer()
-    parametrizations.weight_norm(layer.qkv)
-    return layer
-
-
 class ScaledLayer(TimmLayer):
     def forward(self, x):
         return super().forward(x) * self.dim_qk**-0.5
@@ -141,14 +128,12 @@ def leaderj1001(u, **options):
 
 
 REFUSED = [
-    (with_hook, "0, a layer of timm, cannot be replaced: it has hooks, which its replacement would lose"),
-    (with_parametrization, "cannot be replaced: it has a parametrization"),
-    (lambda: changed(timm_layer(), forward=lambda x: x), "its forward is patched on the instance"),
+    (lambda: changed(timm_layer(), forward=lambda x: x + 0), "0, a layer of timm, cannot be replaced: it is not equiv"),
     (lambda: ScaledLayer(8, num_heads=2, dim_head=4, r=3), "it is not equivalent: its outputs in evaluation differ by"),
     (lambda: changed(timm_layer(), pool=nn.MaxPool2d(2)), "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
     (lambda: changed(lucidrains(), to_k=nn.Conv2d(8, 4, 3, padding=1, bias=False)), "to_k.weight does not fit key_pro"),
     (lambda: changed(lucidrains(), to_v=nn.Linear(8, 4)), "its projections are not convolutions"),
-    (lambda: timm_layer(r=4), "cannot be replaced: scope must be an odd positive integer"),
+    (lambda: timm_layer(r=4), "cannot be replaced: scope must be a tuple of 1, 2 or 3 odd and positive sides"),
     (lambda: changed(lucidrains(), gamma=nn.Parameter(torch.ones(8))), "tensors that lambda layers do not have: gamma"),
     (lambda: changed(lucidrains(norms=False), to_v=nn.Conv2d(8, 4, 1)), "to_v.bias has no value_norm.running_mean to"),
     (lambda: leaderj1001(2), "0, a layer of leaderj1001, .* it is not equivalent"),  # misreads channels of the values
@@ -164,28 +149,6 @@ def test_refuses_a_layer_and_leaves_the_network_unchanged(make, message):
         adopt(network)
     assert "\n" not in str(raised.value)
     assert list(network) == layers
-
-
-def share_weight(network):
-    network[1].qkv.weight = network[0].qkv.weight
-
-
-def share_module(network):
-    network[1].qkv = network[0].qkv
-
-
-def share_module_with_network(network):
-    network[1] = network[0].qkv
-
-
-@pytest.mark.parametrize("share", [share_weight, share_module, share_module_with_network])
-def test_refuses_parameters_shared_with_another_module(share):
-    network = nn.Sequential(timm_layer(), timm_layer())
-    share(network)
-    with pytest.raises(
-        ValueError, match=r"0, a layer of timm, cannot .*: its qkv.weight is also a parameter of another"
-    ):
-        adopt(network)
 
 
 @pytest.mark.parametrize(

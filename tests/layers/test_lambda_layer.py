@@ -7,12 +7,13 @@ import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 
 from all_pairs import all_pairs, in_turn
 from lambdanets import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
-from lambdanets.layers import DenseEmbedding, EdgeEmbedding
+from lambdanets.layers import DenseEmbedding
 from lambdanets.ops import definition
 
 LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
@@ -216,30 +217,6 @@ def test_strided_sequences_and_volumes_are_averages_without_padding(size):
     torch.testing.assert_close(result[(..., *(0,) * dimensions)], unpooled[corner].flatten(2).mean(dim=2))
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-def test_forward_mode_derivatives_equal_finite_differences(dimensions, training):
-    layer = make_layer(dimensions=dimensions, scope=3).train(training)
-    x, tangent = random_maps(2, 8, *(3, 4, 2)[:dimensions]), random_maps(3, 8, *(3, 4, 2)[:dimensions])[:2]
-    parameters = dict(layer.named_parameters())
-
-    def function(x):
-        return torch.func.functional_call(copy.deepcopy(layer), parameters, (x,))
-
-    _, actual = torch.func.jvp(function, (x,), (tangent,))
-    step = 1e-6
-    expected = (function(x + step * tangent) - function(x - step * tangent)) / (2 * step)
-    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_position_bias_is_initialized_to_zero_and_reset():
-    layer = make_layer(position_bias=True)
-    assert layer.position_bias.any()
-    layer.reset_parameters()
-    assert not layer.position_bias.any()
-    assert "position_bias=True" in repr(layer)
-
-
 @pytest.mark.parametrize(
     ("grid", "memory_format"), [((5, 6), torch.channels_last), ((3, 4, 5), torch.channels_last_3d)]
 )
@@ -263,6 +240,30 @@ def test_low_precision_layers_keep_their_dtype_and_stay_finite(dtype):
     assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
 
 
+def conv3d_reference(layer, x):
+    """Compute the layer as other packages do: a 3-D convolution over (v, H, W), then an einsum."""
+    (b, _, height, width), h, k = x.shape, layer.heads, layer.query_depth
+    queries = layer.query_projection(x).reshape(b, h, k, height * width)
+    values = layer.value_projection(x).reshape(b, 1, layer.value_depth, height, width)
+    weights = layer.embedding.table.permute(2, 0, 1)[:, None, None]  # (k, 1, 1, r, r)
+    lambdas = F.conv3d(values, weights, padding=(0, 11, 11)).flatten(3)  # (b, k, v, n)
+    return torch.einsum("bhkn,bkvn->bhvn", queries, lambdas).reshape(b, -1, height, width)
+
+
+def test_layer_is_finite_in_float16_where_a_reference_is_nan():
+    # sums of 529 embeddings times a query exceed the maximum of float16; batch norm then computes inf - inf = NaN
+    torch.manual_seed(0)
+    layer = LambdaLayer2d(16, content=False, batch_norm=False)
+    norm, x = nn.BatchNorm2d(16), 100 * random_maps(1, 16, 24, 24, dtype=torch.float32)
+    with torch.autocast("cpu", torch.float16):
+        assert norm(conv3d_reference(layer, x)).isnan().any()
+        output = norm(layer(x))
+    assert output.isfinite().all()
+    torch.testing.assert_close(output, norm(conv3d_reference(layer, x)), rtol=0.02, atol=0.02)
+    output.square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
 def test_initialization_follows_the_paper():
     torch.manual_seed(0)
     layer = LambdaLayer2d(256)
@@ -271,15 +272,6 @@ def test_initialization_follows_the_paper():
     assert std["key_projection.weight"] == pytest.approx(256**-0.5, rel=0.05)
     assert std["value_projection.weight"] == pytest.approx(256**-0.5, rel=0.05)
     assert std["embedding.table"] == pytest.approx(1, rel=0.05)
-
-
-@pytest.mark.parametrize("u", [1, 4])
-def test_parameter_count_equals_the_documented_formula(u):
-    d, h, k, r = 64, 4, 16, 7
-    v = d // h
-    layer = LambdaLayer2d(d, heads=h, query_depth=k, intra_depth=u, scope=r)
-    expected = d * h * k + d * k * u + d * v * u + r * r * k * u + 2 * h * k + 2 * v * u
-    assert sum(parameter.numel() for parameter in layer.parameters()) == expected
 
 
 def test_reset_parameters_keeps_a_shared_table():
@@ -330,6 +322,7 @@ def replace_table(layer, shape):
 REPLACED = {
     "table of another depth": lambda layer: replace_table(layer, (7, 7, 8)),
     "table with a new axis": lambda layer: replace_table(layer, (7, 7, 16, 2)),
+    "table of a sequence": lambda layer: setattr(layer, "embedding", RelativeEmbedding((5,), 16)),
     "even table": lambda layer: replace_table(layer, (6, 6, 16)),
     "table on another device": lambda layer: layer.embedding.to_empty(device="meta"),
     "pruned keys": lambda layer: setattr(layer, "key_projection", nn.Conv2d(16, 4, 1, bias=False)),
@@ -342,13 +335,6 @@ def test_replaced_modules_that_do_not_fit_are_refused(name, training):
     REPLACED[name](layer)
     with pytest.raises(ValueError, match=r"table must|content must"):
         layer(torch.randn(2, 16, 12, 12))
-
-
-def test_projections_of_another_dtype_give_the_same_output():
-    layer, x = LambdaLayer2d(16, scope=7).bfloat16().eval(), torch.randn(2, 16, 9, 9).bfloat16()
-    expected = layer(x)
-    layer.query_norm.register_forward_hook(lambda module, inputs, output: output.float())
-    torch.testing.assert_close(layer(x).bfloat16(), expected, rtol=0.02, atol=0.02 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("size", [4, 64])
@@ -377,26 +363,20 @@ def test_vmap_under_autocast(size):
 OTHER = RelativeEmbedding((5, 5), 16)
 INVALID_ARGUMENTS = [
     ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
-    ({"scope": 4}, "scope must be an odd positive integer.*got 4"),
-    ({"scope": None}, r"grid must be \(height, width\) if scope is None, got None"),
-    ({"scope": None, "grid": 7}, r"grid must be a tuple \(height, width\) of .*, got 7"),
-    ({"grid": (7, 7)}, "grid must be None unless scope is None"),
+    ({"scope": 4}, r"scope must be a tuple of .* odd and positive sides, got \(4, 4\)"),
+    ({"scope": (5,)}, r"scope or grid must have 2 side\(s\), got \(5,\)"),
+    ({"scope": None}, "grid must be a tuple of sides if scope is None, else None, got None"),
+    ({"grid": (7, 7)}, r"grid must be a tuple of sides if scope is None, else None, got \(7, 7\) and scope=5"),
     ({"content": False, "position": False}, "content and position must not both be False"),
     ({"stride": (2, 2)}, r"stride must be an integer.*got \(2, 2\)"),
     ({"stride": 2, "causal": True}, "stride must be 1 and pool None if causal is True.*got stride=2"),
     ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
-    ({"position_bias": True, "position": False}, "position_bias must be False when pos"),
     ({"embedding": OTHER, "position": False}, "embedding must be None when position is False"),
-    ({"embedding": OTHER, "grid": (3, 3)}, "grid must be None if an embedding is passed, got"),
-    ({"embedding": RelativeEmbedding((5, 5), 8)}, r"embedding must have.* \(16, 1, None\), got \(8, 1, None\)"),
-    ({"embedding": RelativeEmbedding((5,), 16)}, r"embedding must have 2 dimension\(s\), got 1"),
-    ({"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have.* \(16, 1, None\), got \(16, 1, 4\)"),
+    ({"embedding": DenseEmbedding(9, 9, 16, heads=4)}, "embedding must have heads=None, got heads=4"),
+    ({"embedding": [OTHER, DenseEmbedding(9, 9, 16)]}, "embedding must be a module or several RelativeEmbeddings"),
     ({"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"),
-    ({"embedding": EdgeEmbedding(3, 16)}, "embedding must not be an EdgeEmbedding"),
     ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
     ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),
-    ({"pool": nn.AvgPool2d(2), "stride": 2}, r"pool must map sides S to ceil\(S / stride\) for stride = 2"),
-    ({"pool": nn.AvgPool2d(3, 1, 1), "causal": True}, "pool None if causal is True.*pool=AvgPool2d"),
 ]
 
 
@@ -411,8 +391,6 @@ def test_rejects_invalid_constructor_arguments(options, message):
     [
         (torch.zeros(8, 5, 5), None, r"x must be \(b, dim = 8, height, width\), got shape \(8, 5, 5\)"),
         (torch.zeros(1, 9, 5, 5), None, r"x must be \(b, dim = 8.*got shape \(1, 9, 5, 5\)"),
-        (torch.zeros(1, 8, 5, 5).double(), None, "x must have the dtype of the layer's parameters, torch.float32"),
-        (torch.zeros(1, 8, 5, 5).long(), None, "x must have the dtype.*got torch.int64"),
         (torch.zeros(1, 8, 5, 5), torch.ones(1, 5, 5), r"mask must have shape \(1, 5, 5\) and dtype bool"),
         (torch.zeros(1, 8, 5, 5), torch.ones(1, 5, 4).bool(), r"mask must have shape \(1, 5, 5\) and dtype bool"),
     ],

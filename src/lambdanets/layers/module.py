@@ -6,13 +6,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+# torch.jit.trace makes sizes constant, as documented
+warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"lambdanets(_lab)?\.")
+
 
 class Layer(nn.Module):
     """Base class of the layers.
 
     torch.fx treats a layer as one node, with any tracer: `forward` returns `fx_call` if x is an fx.Proxy.
     torch.jit.trace records PyTorch operations for the sizes of the example inputs.
-    torch.jit.script raises NotImplementedError.
     """
 
     def fx_call(self, x: fx.Proxy, *inputs: Any, **kwargs: Any) -> Any:
@@ -25,15 +27,3 @@ class Layer(nn.Module):
                 "or use torch.export.export(layer, (x,))"
             )
         return tracer.create_proxy("call_module", name, (x, *inputs), kwargs)
-
-    def _slow_forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call forward under torch.jit.trace, without warnings that sizes become constants; nn.Module calls this."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"lambdanets(_lab)?\.")
-            return super()._slow_forward(*inputs, **kwargs)
-
-    def __prepare_scriptable__(self) -> Any:
-        raise NotImplementedError(
-            f"{type(self).__name__} cannot be compiled by torch.jit.script, which PyTorch deprecates; "
-            "use torch.export.export(model, (x,)) or torch.jit.trace(model, x)"
-        )

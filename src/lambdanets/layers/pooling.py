@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
-
 
 def average_pool(maps: Tensor, stride: int) -> Tensor:
     """Average-pool with kernel size 2 stride - 1 and count_include_pad=False; sides S become ceil(S / stride).
@@ -26,18 +24,14 @@ def average_pool(maps: Tensor, stride: int) -> Tensor:
     slices = F.avg_pool2d(maps.flatten(1, 2), **options).unflatten(1, maps.shape[1:3])
     columns = slices.movedim(2, 4)
     pooled = F.avg_pool1d(columns.flatten(1, -2), **options).unflatten(1, columns.shape[1:-1]).movedim(4, 2)
-    return pooled.contiguous(memory_format=memory_format(maps) or torch.contiguous_format)
+    return pooled.contiguous(memory_format=memory_format(maps))
 
 
 def check_pool(pool: Any, stride: int, dimensions: int) -> None:
     """Raise ValueError unless `pool` is an nn.AvgPool1d, 2d or 3d that maps sides S to ceil(S / stride)."""
-    expected = _POOLS[dimensions - 1]
+    expected = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[dimensions - 1]
     if type(pool) is not expected:
         raise ValueError(f"pool must be an nn.{expected.__name__} or None, got {type(pool).__name__}")
-    if getattr(pool, "divisor_override", None) is not None:
-        raise ValueError(f"pool must have divisor_override=None, got {pool}")
-    if pool.ceil_mode and counts_padding(pool):
-        raise ValueError(f"pool must not have both ceil_mode and count_include_pad, got {pool}")
     first = max(_sides(pool.kernel_size)) + 1
     for side in range(first, first + 2 * stride):
         output_sides = pool(torch.empty(1, 1, *(side,) * dimensions, device="meta")).shape[2:]
@@ -54,13 +48,13 @@ def _sides(size: int | tuple[int, ...]) -> tuple[int, ...]:
     return (size,) if isinstance(size, int) else size
 
 
-def memory_format(x: Tensor) -> torch.memory_format | None:
-    """Return channels_last or channels_last_3d if x is in that memory format and not contiguous, else None.
+def memory_format(x: Tensor) -> torch.memory_format:
+    """Return channels_last or channels_last_3d if x is only in that memory format, else contiguous_format.
 
-    ONNX has no memory formats, so it is None there.
+    ONNX has no memory formats.
     """
     if x.ndim in (4, 5) and not x.is_contiguous() and not torch.onnx.is_in_onnx_export():
         channels_last = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
         if x.is_contiguous(memory_format=channels_last):
             return channels_last
-    return None
+    return torch.contiguous_format

@@ -10,13 +10,11 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from lambdanets.ops.tracing import is_exporting
 
-Projection = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # Elements of the input from which folding takes less time than batch norms. Graphs fold constants once, and autocast
 # would cast each output of a batch norm.
 _MIN_FOLDED = 1 << 16
-_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 def project(
@@ -76,10 +74,6 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     """
     if isinstance(norm, nn.Identity):
         return maps
-    if valid is not None and grid and _mixes_positions(norm):
-        raise ValueError(
-            f"mask must be None for a layer with a {type(norm).__name__}, which mixes positions, got a mask"
-        )
     masked = valid is not None and norm.training
     are_maps = maps.stride(2) == 1 != maps.stride(1)
     if grid and not masked and (are_maps or not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm))):
@@ -98,13 +92,6 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]), flat.shape)
     rows = flat.new_zeros(rows.shape).index_put((valid,), flat) if masked else flat.view_as(rows)
     return rows.transpose(1, 2)
-
-
-def _mixes_positions(norm: nn.Module) -> bool:
-    """Return whether a norm of maps uses statistics over the positions of each map."""
-    if isinstance(norm, _INSTANCE_NORMS):
-        return norm.training or not norm.track_running_stats
-    return isinstance(norm, nn.GroupNorm)
 
 
 def _product_weights(projections: list[Any]) -> list[Tensor]:

@@ -2,16 +2,10 @@
 
 import importlib
 
-from timm.models import register_notrace_module
-
-from lambdanets.layers.module import Layer
 from lambdanets.models.factory import create_model, list_models
 from lambdanets.models.surgery import replace_convolutions
 
 __all__ = ["create_model", "list_models", "replace_convolutions"]
-
-# timm's torch.fx tracing treats a layer as a leaf module
-register_notrace_module(Layer)
 
 # the last of these imports this package, so nothing may be read from it here
 for _module in ("lambdanets.models.lambda_resnet", "lambdanets.models.unet", "lambdanets_lab.models"):

@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,18 +101,22 @@ def create_model(
             raise InputError(f"{name} takes no argument {unknown[1]!r}{suggestion}") from error
         options = f" with {overrides}" if overrides else ""
         raise InputError(f"{name} cannot be built{options}: {one_line(error)}") from error
-    new_classifier = model.pretrained_cfg.get("classifier", "") if num_classes != num_trained_classes else ""
-    subset = bool(overrides.get("features_only"))
-    load = partial(load_tensors, model, source=str(pretrained), skip=new_classifier, subset=subset)
-    if full_name != name or (":" in name and has_foreign_layers(model)):
-        names = model.state_dict().keys()
-        weights = match_names(weights, names, str(pretrained))
-        if names <= weights.keys():  # weights of timm's network
-            load(weights)
-            weights = {}
+    adopts = full_name != name or (":" in name and has_foreign_layers(model))
+    state = model.state_dict()
+    weights = match_names(weights, state, str(pretrained))
+    if adopts and not state.keys() <= weights.keys():  # weights, if any, are those of the adopted network
         adopt(model)
+        adopts, state = False, model.state_dict()
     if weights:
-        load(weights)
+        if overrides.get("features_only"):
+            weights = {name: weights[name] for name in state if name in weights}
+        if num_classes != num_trained_classes:  # the classifier keeps its random weights
+            classifier = f"{model.pretrained_cfg.get('classifier', '')}."
+            kept = {name: tensor for name, tensor in state.items() if name.startswith(classifier)}
+            weights = {name: tensor for name, tensor in weights.items() if not name.startswith(classifier)} | kept
+        load_tensors(model, weights, str(pretrained))
+    if adopts:
+        adopt(model)
     return model
 
 
@@ -124,10 +127,8 @@ def check_architecture(name: str, options: Iterable[str] = ()) -> None:
     """
     name = name.removeprefix(ADOPTED_PREFIX)
     if not re.fullmatch(r"[\w.-]+", name) or not timm.is_model(name):
-        own_models = list_models()
-        similar = nearest_hint(name, own_models, 3) or nearest_hint(name, timm.list_models(), 3)
-        hint = similar or f"; this package has {', '.join(own_models)}"
-        raise InputError(f"there is no model named {name!r}{hint}")
+        similar = nearest_hint(name, timm.list_models(), 3)
+        raise InputError(f"there is no model named {name!r}{similar or '; lambdanets.list_models() returns all'}")
     if invalid := sorted(_LOADING_ARGUMENTS.intersection(options)):
         raise InputError(
             f"model options must be arguments of the architecture {name}, got {', '.join(invalid)}; to start from "

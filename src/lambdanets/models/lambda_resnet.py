@@ -16,8 +16,6 @@ from lambdanets.errors import InputError
 from lambdanets.layers import LambdaLayer2d, RelativeEmbedding
 from lambdanets.models.surgery import replace_convolutions
 
-STAGES = ("c2", "c3", "c4", "c5")
-
 Blocks = Sequence[Sequence[int]]  # blocks of each of c2 to c5, counted from 1
 
 RESNET_50: dict[str, Any] = {"block": Bottleneck, "layers": (3, 4, 6, 3)}
@@ -106,8 +104,6 @@ class LambdaResNet(ResNetBase):
     Args:
         lambda_blocks: for each of c2 to c5, the blocks whose 3x3 convolution becomes a lambda layer, counted from 1. In
             a block with a stride, the layer runs at the input resolution and is followed by average pooling.
-        squeeze_excite: stages with squeeze-and-excitation, if `block_args` adds it; default ("c2", "c3").
-            According to the parameter counts in the paper, c4 has none, not even in blocks with convolutions.
         query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm,
             multi_head, algorithm: arguments of each `LambdaLayer2d`. The default scope is 23, or 7 if intra_depth is
             above 1 (Sec. F.2). normalize_keys may also be "none", because timm.create_model drops arguments that are
@@ -121,7 +117,6 @@ class LambdaResNet(ResNetBase):
         self,
         *,
         lambda_blocks: tuple[tuple[int, ...], ...],
-        squeeze_excite: tuple[str, ...] = ("c2", "c3"),
         query_depth: int = 16,
         heads: int = 4,
         intra_depth: int = 1,
@@ -141,9 +136,9 @@ class LambdaResNet(ResNetBase):
             scope = 23 if intra_depth == 1 else 7
         input_strides: dict[nn.Conv2d, int] = {}  # the cumulative stride before each 3x3 convolution
         stride = 1
-        for name, stage in zip(STAGES, self.stages(), strict=True):
+        for number, stage in enumerate(self.stages(), 2):
             for block in stage:
-                if name not in squeeze_excite:
+                if number > 3:  # the paper's parameter counts are without, even beside convolutions
                     block.se = None
                 if isinstance(block, Bottleneck):
                     input_strides[block.conv2] = stride

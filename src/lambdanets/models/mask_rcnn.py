@@ -18,7 +18,7 @@ from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
-from torchvision.models.detection.rpn import AnchorGenerator, ImageList, RegionProposalNetwork, RPNHead
+from torchvision.models.detection.rpn import AnchorGenerator, RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
@@ -72,7 +72,8 @@ class PyramidBackbone(nn.Module):
         levels = self.pyramid({str(level): x for level, x in enumerate(maps)})
         if padding := current_padding():
             levels = {name: padding.replicate_border(x) for name, x in levels.items()}
-        return {name: keep_for_backward(x) for name, x in levels.items()}
+        # under autocast, torchvision computes anchors and boxes in the dtype of the maps
+        return {name: keep_for_backward(x.to(accumulation_dtype(x.dtype))) for name, x in levels.items()}
 
 
 class MaskRCNN(TorchvisionMaskRCNN):
@@ -126,10 +127,10 @@ class AnySizeTransform(GeneralizedRCNNTransform):
         for detections, shape, size in zip(result, image_shapes, original_image_sizes, strict=True):
             detections["boxes"] = resize_boxes(detections["boxes"], list(shape), list(size))
             box_masks, dtype = detections["masks"], None if self.mask_threshold is None else torch.bool
-            detections["masks"] = box_masks.new_empty(len(box_masks), 1, *size, dtype=dtype)
-            for image_mask, box_mask, box in zip(detections["masks"], box_masks, detections["boxes"], strict=True):
-                pasted = paste_masks_in_image(box_mask[None], box[None], size)[0]
-                image_mask.copy_(pasted if self.mask_threshold is None else pasted > self.mask_threshold)
+            masks = detections["masks"] = box_masks.new_empty(len(box_masks), 1, *size, dtype=dtype)
+            for index, box in enumerate(detections["boxes"]):
+                pasted = paste_masks_in_image(box_masks[index, None], box[None], size)[0]
+                masks[index] = pasted if self.mask_threshold is None else pasted > self.mask_threshold
         return result
 
     def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
@@ -143,15 +144,6 @@ class AnySizeTransform(GeneralizedRCNNTransform):
             masks = F.interpolate(target["masks"][:, None].float(), sides)[:, 0].to(target["masks"].dtype)
             target = target | {"boxes": resize_boxes(target["boxes"], [height, width], list(sides)), "masks": masks}
         return image, target
-
-
-class _Float32AnchorGenerator(AnchorGenerator):
-    """torchvision's AnchorGenerator, but with anchors in float32 or float64 instead of the dtype of the maps."""
-
-    def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        # only shape, device and dtype of the maps are used, so one element is enough
-        expanded = [torch.empty((), dtype=accumulation_dtype(x.dtype), device=x.device).expand(x.shape) for x in maps]
-        return super().forward(images, expanded)
 
 
 class _MaskedRPN(RegionProposalNetwork):
@@ -184,17 +176,8 @@ def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
     return type(outputs)(_cast_outputs_to_float32(head, inputs, output) for output in outputs)
 
 
-class _Float32RoIAlign(MultiScaleRoIAlign):
-    """torchvision's MultiScaleRoIAlign, which needs maps in the dtype of the boxes, as under autocast."""
-
-    def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
-        dtype = next(iter(x.values())).dtype
-        maps = {name: map.to(accumulation_dtype(dtype)) for name, map in x.items()}
-        return super().forward(maps, boxes, image_shapes).to(dtype)
-
-
 def _make_roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:
-    pool = _Float32RoIAlign([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
+    pool = MultiScaleRoIAlign([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
     # torchvision would infer these from the first images, wrongly for small ones
     pool.scales = [1 / stride for stride in strides]
     pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
@@ -258,7 +241,7 @@ def mask_rcnn(
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
     anchor_sizes = [round(anchor_scale * stride) for stride in strides]
-    anchors = _Float32AnchorGenerator(tuple((size,) for size in anchor_sizes), (tuple(aspect_ratios),) * len(strides))
+    anchors = AnchorGenerator(tuple((size,) for size in anchor_sizes), (tuple(aspect_ratios),) * len(strides))
     head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios))
     if hide_padding:
         add_padding_hooks(head)
@@ -269,7 +252,6 @@ def mask_rcnn(
         pyramid_backbone,
         rpn_anchor_generator=anchors,
         rpn_head=head,
-        rpn_score_thresh=options.pop("rpn_score_thresh", _MIN_OBJECTNESS),
         box_roi_pool=box_pool,
         box_head=FastRCNNConvFCHead(
             (pyramid_channels, 7, 7), [pyramid_channels] * num_convs, [fc_width], norm_layer=nn.BatchNorm2d
@@ -278,7 +260,7 @@ def mask_rcnn(
         mask_roi_pool=mask_pool,
         mask_head=MaskRCNNHeads(pyramid_channels, [pyramid_channels] * mask_layers, 1, norm_layer=nn.BatchNorm2d),
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
-        **options,
+        **{"rpn_score_thresh": _MIN_OBJECTNESS} | options,
     )
     model.rpn.__class__ = _MaskedRPN  # torchvision constructs the base class, with all options
     for module in (head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor):

@@ -1,19 +1,14 @@
 """Replace convolutions of a network in place."""
 
-import copy
 import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-import torch
 from torch import nn
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.layers import LambdaBase, LambdaLayer2d
-from lambdanets.layers.initialization import keep_initialization
-
-_TEST_SIDE = 64  # side of the map for the test call, large enough to compute the stride despite padding
 
 Where = Callable[[str, nn.Conv2d], bool] | Iterable[str] | str
 
@@ -47,9 +42,8 @@ def replace_convolutions(
         allow_several_per_block: allow more than one lambda layer per block; default False.
 
     Raises ValueError, and leaves the model unchanged, if a name or pattern matches no Conv2d, if no convolution is
-    selected, if a layer differs from its convolution in channels or stride, or if a block would have several lambda
-    layers. Layers of other types are called with a map of 64 x 64 on the meta device; those that raise there, such as
-    modules for maps of a fixed size, are not checked.
+    selected, if a lambda layer differs from its convolution in channels or stride, or if a block would have several
+    lambda layers.
     """
     named_modules = model.named_modules(remove_duplicate=False)  # a module may have several names
     convolutions = {name: module for name, module in named_modules if isinstance(module, nn.Conv2d)}
@@ -67,7 +61,6 @@ def replace_convolutions(
             layer.to(weight.device, weight.dtype)
         layer.train(convolutions[name].training)
         model.set_submodule(name, layer)
-    keep_initialization(model)
     return selected
 
 
@@ -91,26 +84,15 @@ def _select(where: Where, convolutions: dict[str, nn.Conv2d], model: nn.Module) 
 
 
 def _check_layer(name: str, convolution: nn.Conv2d, layer: nn.Module) -> None:
-    """Raise ValueError unless the layer has the channels and stride of the convolution with this name."""
-    layer_type = type(layer).__name__
-    expected: tuple[object, ...] = (convolution.in_channels, convolution.out_channels, convolution.stride)
-    if isinstance(layer, LambdaLayer2d):
-        actual: tuple[object, ...] = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
-    elif isinstance(layer, LambdaBase):
-        raise InputError(f"make_layer must return a layer on maps (b, channels, height, width), got {layer_type}")
-    else:
-        weight, shape = convolution.weight, (2, convolution.in_channels, _TEST_SIDE, _TEST_SIDE)
-        try:
-            with torch.no_grad():
-                output = copy.deepcopy(layer).to("meta")(torch.empty(shape, device="meta", dtype=weight.dtype))
-        except Exception:  # the layer may still fit the maps of its network
-            return
-        strides = tuple(round(_TEST_SIDE / side) for side in output.shape[2:])
-        actual = (convolution.in_channels, output.shape[1], strides)
+    """Raise ValueError unless a lambda layer has the channels and stride of the convolution with this name."""
+    if not isinstance(layer, LambdaLayer2d):
+        return
+    expected = (convolution.in_channels, convolution.out_channels, convolution.stride)
+    actual = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
     if actual != expected:
         raise InputError(
             f"make_layer must return a layer with the input and output channels and strides {expected} of {name}, got "
-            f"{layer_type} with {actual}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
+            f"{actual}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
         )
 
 

@@ -178,25 +178,16 @@ def match_names(weights: dict[str, Tensor], names: Collection[str], source: str)
     return {own_name(name) or name: tensor for name, tensor in kept.items()}
 
 
-def load_tensors(
-    model: nn.Module, weights: dict[str, Tensor], source: str, *, skip: str = "", subset: bool = False
-) -> None:
+def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
     """Load a state dict into a model; all names and shapes must match, except as `match_names` says.
 
     source: name of the file or model that the weights come from, for messages.
-    skip: name of a module whose weights are not loaded, such as "fc"; none by default.
-    subset: the model has only some of the tensors, such as the stages of a classifier; the others are left out.
 
     Raises InputError, and leaves the model unchanged, if names or shapes differ, with a list of them, or if weights are
     NaN or inf where those of the model are finite; a mask may contain -inf.
     """
     state = model.state_dict()
     weights = match_names(weights, state, source)
-    if subset:
-        weights = {name: weights[name] for name in state if name in weights}
-    if skip:
-        skipped = {name: tensor for name, tensor in state.items() if name.startswith(f"{skip}.")}
-        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{skip}.")} | skipped
     _check_shapes(state, weights, source)
     for name, current in state.items():
         loaded = weights[name].to(current.dtype)
