@@ -121,8 +121,7 @@ class Fused(Algorithm):
         """The failures of the check of the kernels, which runs on first use."""
         from lambdanets.ops.position.fused_check import failures  # imports this module
 
-        reasons = failures(self.problem.device, self.dtype)
-        return "; ".join(f"{name} {reasons[name]}" for name in KERNELS if reasons[name])
+        return failures(self.problem.device, self.dtype)
 
     def prepare(self, table: Tensor) -> Prepared:
         """Return the table, zero-padded along the first axis to be symmetric if it is causal."""
@@ -220,8 +219,9 @@ class Fused(Algorithm):
 
     def _symmetric_2d(self, batch: int, dtype: torch.dtype) -> Problem:
         """Return the problem with two axes and the table that `prepare` returns."""
-        problem = self.problem.at_least_2d()
-        return problem._replace(batch=batch, after=problem.before, causal=False, dtype=dtype)
+        missing = 2 - len(self.problem.grid)
+        grid, before = (1,) * missing + self.problem.grid, (0,) * missing + self.problem.before
+        return self.problem._replace(batch=batch, grid=grid, before=before, after=before, causal=False, dtype=dtype)
 
 
 def _launch_slices(problem: Problem) -> list[tuple[slice, slice, int]]:
