@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.position.maps import Maps
-from lambdanets.ops.position.row_transform import choose_rows, multiply_adds, row_transform, table_block, transforms
+from lambdanets.ops.position.row_transform import multiply_adds, row_transform, rows_of_graph, table_block, transforms
 from lambdanets.ops.precision import accumulation_dtype, widen_float16
 from lambdanets.ops.tables import crop_to_grid, mask_future, pairwise_embeddings
 from lambdanets.ops.tracing import static_shape
@@ -51,7 +51,7 @@ def _fixed_sides(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[
     sides = static_shape(table)[: len(grid)]
     radii = tuple(side // 2 for side in sides)
     maps = Maps.of(grid, radii, radii)
-    rows = choose_rows(maps.rows, maps.columns)
+    rows = rows_of_graph(maps)
     applied = heads * n * depth * value_depth
     convolution = n * math.prod(sides) * depth * value_depth * intra_depth
     costs = {

@@ -23,12 +23,10 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.position.algorithm import CALL, Cost, NeedsGrad, Prepared, Problem, matmul_work
-from lambdanets.ops.position.maps import Axis, MapAlgorithm, maps_of
+from lambdanets.ops.position.maps import Axis, MapAlgorithm, Maps, maps_of
 from lambdanets.ops.precision import accumulation_dtype
 from lambdanets.ops.tables import pad_axis
 
-_NUM_TILES = (1, 2, 4)
-_MIN_TILE_ROWS = 4
 _LAMBDA_BYTES = 8 << 20, 64 << 20  # of a tile, on a CPU and on a GPU
 _BLOCK_BYTES = 64 << 20
 _SLOWDOWN = 1.3  # compared with query_order at equal work
@@ -47,13 +45,18 @@ class Rows(NamedTuple):
         return self.length // 2 + 1
 
 
-def choose_rows(rows: Axis, columns: Axis) -> Rows:
-    """The length of the transform, and the tiles with the fewest pairs of rows, for a map."""
+def candidate_rows(maps: Maps) -> list[Rows]:
+    """The length of the transform, with one tile of all rows, with two, and so on."""
+    rows, columns = maps.rows, maps.columns
     # Positions that wrap around lie outside of the row, where they are not used (README.md, "Why N").
     length = (columns.side + max(columns.before, columns.after)) | 1  # odd: no Nyquist frequency
-    heights = [-(-rows.side // n) for n in _NUM_TILES if n == 1 or rows.side // n >= _MIN_TILE_ROWS]
-    axis = min((rows._replace(tile=height) for height in heights), key=_pairs_of_rows)
-    return Rows(axis, columns.side, columns.before, length)
+    heights = dict.fromkeys(-(-rows.side // 2**i) for i in range(rows.side.bit_length() + 1))
+    return [Rows(rows._replace(tile=height), columns.side, columns.before, length) for height in heights]
+
+
+def rows_of_graph(maps: Maps) -> Rows:
+    """The tiles with the fewest pairs of rows, at most four."""
+    return min(candidate_rows(maps)[:3], key=lambda rows: _pairs_of_rows(rows.axis))
 
 
 def _pairs_of_rows(axis: Axis) -> int:
@@ -145,10 +148,10 @@ class RowTransform(MapAlgorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.batch, self.rows = _fit_memory(problem)
+        self.rows, self.batch = _best_tiling(problem)
 
     def cost(self) -> Cost:
-        return _cost(self.problem)
+        return _cost(self.problem, _best_tiling(self.problem))
 
     def block(self, table: Tensor) -> Tensor:
         return table_block(table, self.rows)
@@ -193,19 +196,26 @@ class RowTransform(MapAlgorithm):
         )
 
 
+class Tiling(NamedTuple):
+    """Tiles, and the number of examples in a call."""
+
+    rows: Rows
+    batch: int
+
+
 @lru_cache(maxsize=1024)
-def _fit_memory(problem: Problem) -> tuple[int, Rows]:
-    """The examples per call and the tiles for which the lambdas of a tile fit the cache, and the block memory."""
-    (maps, p), limit = maps_of(problem), _LAMBDA_BYTES[problem.is_gpu]
-    rows = choose_rows(maps.rows, maps.columns)
-    bytes_per_row = 4 * rows.side * p.value_depth * p.query_depth * (p.batch // problem.batch)
-    # Products of at least 64 columns are fast.
-    batch = min(problem.batch, max(1, limit // bytes_per_row, 64 // p.value_depth))
-    tile = max(1, min(rows.axis.tile, limit // (bytes_per_row * batch)))
-    rows = rows._replace(axis=rows.axis._replace(tile=tile))
-    while rows.axis.tile > 1 and 4 * _block_elements(rows, p) > _BLOCK_BYTES:
-        rows = rows._replace(axis=rows.axis._replace(tile=rows.axis.tile // 2))
-    return batch, rows
+def _best_tiling(problem: Problem) -> Tiling:
+    """The tiling with the least work of those whose block of R^ fits the memory, and lambdas of a tile the cache."""
+    maps, p = maps_of(problem)
+    candidates = candidate_rows(maps)
+    fitting = [rows for rows in candidates if 4 * _block_elements(rows, p) <= _BLOCK_BYTES] or candidates[-1:]
+    tilings = []
+    for rows in fitting:
+        lambda_bytes = 4 * rows.axis.tile * rows.side * p.value_depth * p.query_depth * maps.slices.side
+        # Products of at least 64 columns are fast.
+        batch = max(1, _LAMBDA_BYTES[problem.is_gpu] // lambda_bytes, 64 // p.value_depth)
+        tilings.append(Tiling(rows, min(problem.batch, batch)))
+    return min(tilings, key=lambda tiling: _cost(problem, tiling).work)
 
 
 def _block_elements(rows: Rows, problem: Problem) -> int:
@@ -219,10 +229,10 @@ def multiply_adds(rows: Rows, depth: int, value_depth: int, intra_depth: int) ->
     return (transformed + pairs) * value_depth
 
 
-def _cost(problem: Problem) -> Cost:
+def _cost(problem: Problem, tiling: Tiling) -> Cost:
     _, p = maps_of(problem)
-    batch, rows = _fit_memory(problem)
-    maps, k, v, lines = batch * p.batch // problem.batch, p.query_depth, p.value_depth, rows.axis.side
+    rows, maps = tiling.rows, tiling.batch * p.batch // problem.batch
+    k, v, lines = p.query_depth, p.value_depth, rows.axis.side
     products = p.batch * multiply_adds(rows, k, v, p.intra_depth)
     applied = p.batch * p.num_positions * p.heads * k * v
     calls = -(-p.batch // maps) * (12 + 8 * rows.axis.num_tiles)
