@@ -104,9 +104,11 @@ class Algorithm(ABC):
     name: value of the `algorithm` argument of functions.
     dtype: of queries, values, content, grad_output and the prepared table. result_dtype: of the interaction.
     batch: maximum number of examples of a call; `autograd.py` splits larger batches.
+    note: what a user may want to know, for example the library.
     """
 
     name: ClassVar[str]
+    note = ""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.batch = problem, problem.batch
@@ -118,11 +120,6 @@ class Algorithm(ABC):
     @classmethod
     def unsupported(cls, problem: Problem) -> str:
         """Why the algorithm does not support the problem, or ""."""
-        return ""
-
-    @property
-    def note(self) -> str:
-        """What a user may want to know, for example the library."""
         return ""
 
     def fault(self) -> str:
