@@ -33,12 +33,15 @@ _SLOWDOWN = 1.3  # compared with query_order at equal work
 
 
 class Rows(NamedTuple):
-    """Sizes of a row transform: tiles of rows, positions of a row, offsets below 0 along it, and N."""
+    """Sizes of a row transform: tiles of rows, and the positions of a row."""
 
     axis: Axis
-    side: int
-    before: int
-    length: int
+    columns: Axis
+
+    @property
+    def length(self) -> int:
+        """N. Positions that wrap around lie outside of the row, where they are not used (README.md, "Why N")."""
+        return (self.columns.side + max(self.columns.before, self.columns.after)) | 1  # odd: no Nyquist frequency
 
     @property
     def frequencies(self) -> int:
@@ -46,12 +49,10 @@ class Rows(NamedTuple):
 
 
 def candidate_rows(maps: Maps) -> list[Rows]:
-    """The length of the transform, with one tile of all rows, with two, and so on."""
-    rows, columns = maps.rows, maps.columns
-    # Positions that wrap around lie outside of the row, where they are not used (README.md, "Why N").
-    length = (columns.side + max(columns.before, columns.after)) | 1  # odd: no Nyquist frequency
-    heights = dict.fromkeys(-(-rows.side // 2**i) for i in range(rows.side.bit_length() + 1))
-    return [Rows(rows._replace(tile=height), columns.side, columns.before, length) for height in heights]
+    """One tile of all rows, two tiles, and so on."""
+    side = maps.rows.side
+    heights = dict.fromkeys(-(-side // 2**i) for i in range(side.bit_length() + 1))
+    return [Rows(maps.rows._replace(tile=height), maps.columns) for height in heights]
 
 
 def rows_of_graph(maps: Maps) -> Rows:
@@ -66,20 +67,14 @@ def _pairs_of_rows(axis: Axis) -> int:
 def table_block(table: Tensor, rows: Rows) -> Tensor:
     """R^ of the pairs of a tile (f, 2, k, T, w, u, 2), real 2 x 2 matrices, from a table (r_y, r_x, k, u)."""
     table = table.to(accumulation_dtype(table.dtype))
-    cosines, sines = _basis(rows, range(-rows.before, table.shape[1] - rows.before), table)
-    real, imaginary = (torch.einsum("fd,rdku->rfku", basis, table) for basis in (cosines, sines))
-    matrix = [torch.stack(row, dim=-1) for row in ((real, -imaginary), (imaginary, real))]
-    pairs = rows.axis.pairs(torch.stack(matrix, dim=2), 0)  # (T, f, 2, k, u, 2, w)
-    return pairs.permute(1, 2, 3, 0, 6, 4, 5).contiguous()
+    spectra = torch.einsum("fijd,rdku->rfikuj", _offset_rotations(rows, table), table)
+    return rows.axis.pairs(spectra, 0).permute(1, 2, 3, 0, 6, 4, 5).contiguous()  # of (T, f, 2, k, u, 2, w)
 
 
-def block_adjoint(grad_block: Tensor, rows: Rows, columns: int) -> Tensor:
-    """The adjoint of `table_block`, for a table with this number of columns."""
-    spectra = rows.axis.add_pairs(grad_block.permute(3, 0, 1, 2, 5, 6, 4), 0)  # (r_y, f, 2, k, u, 2)
-    first, second = spectra.unbind(2)
-    cosines, sines = _basis(rows, range(-rows.before, columns - rows.before), spectra)
-    table = torch.einsum("fd,rfku->rdku", cosines, first[..., 0] + second[..., 1])
-    return table + torch.einsum("fd,rfku->rdku", sines, second[..., 0] - first[..., 1])
+def block_adjoint(grad_block: Tensor, rows: Rows) -> Tensor:
+    """The adjoint of `table_block`."""
+    spectra = rows.axis.add_pairs(grad_block.permute(3, 0, 1, 2, 5, 6, 4), 0)
+    return torch.einsum("fijd,rfikuj->rdku", _offset_rotations(rows, spectra), spectra)
 
 
 def transforms(rows: Rows, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,23 +82,27 @@ def transforms(rows: Rows, like: Tensor) -> tuple[Tensor, Tensor]:
 
     A frequency f > 0 stands also for -f.
     """
-    cosines, sines = _basis(rows, range(rows.side), like)
-    forward = torch.stack([cosines, -sines], dim=1)
+    forward = _rotations(rows, range(rows.columns.side), like)[:, 0]
     weights = torch.full((rows.frequencies, 1, 1), 2 / rows.length, dtype=like.dtype, device=like.device)
     weights[0] /= 2
     return forward.flatten(0, 1), (forward * weights).flatten(0, 1).T.contiguous()
 
 
-def _basis(rows: Rows, positions: Sequence[int], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (f, x) of w f x, rounded from float64."""
+def _offset_rotations(rows: Rows, like: Tensor) -> Tensor:
+    return _rotations(rows, range(-rows.columns.before, rows.columns.after + 1), like)
+
+
+def _rotations(rows: Rows, positions: Sequence[int], like: Tensor) -> Tensor:
+    """The products with exp(i w f x) as matrices (f, 2, 2, x), rounded from float64."""
     angles = 2 * math.pi / rows.length * (np.outer(range(rows.frequencies), positions) % rows.length)
-    cosines, sines = (torch.tensor(f(angles), dtype=like.dtype, device=like.device) for f in (np.cos, np.sin))
-    return cosines, sines
+    cosines, sines = np.cos(angles), np.sin(angles)
+    matrices = np.stack([np.stack([cosines, -sines], axis=1), np.stack([sines, cosines], axis=1)], axis=1)
+    return torch.tensor(matrices, dtype=like.dtype, device=like.device)
 
 
 def transform_values(values: Tensor, forward: Tensor, rows: Rows) -> Tensor:
     """Transform values (b, n, v, u) to V^ (f, S_1, u, 2, b, v), with the rows that complete the windows."""
-    maps = values.unflatten(1, (rows.axis.side, rows.side)).permute(2, 1, 4, 0, 3)  # (x, S_1, u, b, v)
+    maps = values.unflatten(1, (rows.axis.side, rows.columns.side)).permute(2, 1, 4, 0, 3)  # (x, S_1, u, b, v)
     spectra = (forward @ maps.flatten(1)).unflatten(0, (-1, 2)).unflatten(2, maps.shape[1:]).movedim(1, 3)
     return spectra if rows.axis.is_covered else pad_axis(spectra, 1, *rows.axis.padding)
 
@@ -124,7 +123,7 @@ def _lambdas(block: Tensor, window: Tensor, inverse: Tensor) -> Tensor:
 
 def _tile_rows(x: Tensor, rows: Rows) -> tuple[Tensor, ...]:
     """Split (b, h, n, c) into tiles (b, T, x, h, c)."""
-    maps = x.transpose(1, 2).unflatten(1, (rows.axis.side, rows.side))
+    maps = x.transpose(1, 2).unflatten(1, (rows.axis.side, rows.columns.side))
     return rows.axis.tiles(maps, 1).unbind(1)
 
 
@@ -157,7 +156,7 @@ class RowTransform(MapAlgorithm):
         return table_block(table, self.rows)
 
     def block_adjoint(self, grad_block: Tensor) -> Tensor:
-        return block_adjoint(grad_block, self.rows, self.map.scope[1])
+        return block_adjoint(grad_block, self.rows)
 
     def prepare(self, table: Tensor) -> Prepared:
         return (*super().prepare(table), *transforms(self.rows, table))
@@ -211,7 +210,7 @@ def _best_tiling(problem: Problem) -> Tiling:
     fitting = [rows for rows in candidates if 4 * _block_elements(rows, p) <= _BLOCK_BYTES] or candidates[-1:]
     tilings = []
     for rows in fitting:
-        lambda_bytes = 4 * rows.axis.tile * rows.side * p.value_depth * p.query_depth * maps.slices.side
+        lambda_bytes = 4 * rows.axis.tile * rows.columns.side * p.value_depth * p.query_depth * maps.slices.side
         # Products of at least 64 columns are fast.
         batch = max(1, _LAMBDA_BYTES[problem.is_gpu] // lambda_bytes, 64 // p.value_depth)
         tilings.append(Tiling(rows, min(problem.batch, batch)))
@@ -224,7 +223,7 @@ def _block_elements(rows: Rows, problem: Problem) -> int:
 
 def multiply_adds(rows: Rows, depth: int, value_depth: int, intra_depth: int) -> float:
     """Multiply-adds for a map, before the queries are applied."""
-    transformed = 2 * rows.frequencies * rows.side * rows.axis.side * (depth + intra_depth)
+    transformed = 2 * rows.frequencies * rows.columns.side * rows.axis.side * (depth + intra_depth)
     pairs = 4 * rows.frequencies * _pairs_of_rows(rows.axis) * depth * intra_depth
     return (transformed + pairs) * value_depth
 
@@ -241,5 +240,7 @@ def _cost(problem: Problem, tiling: Tiling) -> Cost:
     spectra = 2 * rows.frequencies * lines * p.intra_depth * maps * v
     lambdas = rows.axis.tile * rows.length * k * maps * v
     packed = maps * p.num_positions * p.heads * (k + v)
-    elements = 6 * _block_elements(rows, p) + 4 * rows.length * rows.side + 4 * spectra + 8 * lambdas + 2 * packed
+    elements = (
+        6 * _block_elements(rows, p) + 4 * rows.length * rows.columns.side + 4 * spectra + 8 * lambdas + 2 * packed
+    )
     return Cost(products + applied, accumulation_dtype(p.dtype).itemsize * elements, _SLOWDOWN * work)
