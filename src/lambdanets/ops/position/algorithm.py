@@ -54,10 +54,6 @@ class Problem(NamedTuple):
     def is_gpu(self) -> bool:
         return torch.device(self.device).type == "cuda"
 
-    def limit_batch(self, maximum: int) -> "Problem":
-        """Return the same problem with at most `maximum` examples, but at least one."""
-        return self._replace(batch=min(self.batch, max(1, maximum)))
-
 
 @dataclass(frozen=True)
 class Cost:
