@@ -2,7 +2,7 @@
 
 First command. PyTorch with CUDA and Triton must be installed; the other packages' layers are optional:
 
-    export PYTHONPATH=src:lab PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=runs/triton LAMBDANETS_CACHE=runs/lambdanets
+    export PYTHONPATH=src:lab PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=runs/triton
     python experiments/gpu.py --out runs/gpu
 
 | part | what it gives |
@@ -61,9 +61,7 @@ def run_part(name: str, out: Path, seconds: float) -> None:
     """Run a part within its time limit, and append a row with its time and failure."""
     script, start = Path(__file__).with_name("gpu_parts.py"), time.time()
     command = [sys.executable, str(script), name, "--out", str(out), "--until", f"{start + seconds:.0f}"]
-    environment = dict(os.environ)
-    if not torch.cuda.is_available():
-        environment |= {"TRITON_INTERPRET": "1", "LAMBDANETS_CACHE": str(out.parent / "cache")}
+    environment = dict(os.environ) | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
     row: dict[str, Any] = {"part": name, "name": "whole part"}
     errors = out.with_name("errors.txt")
     with errors.open("ab") as file:

@@ -163,7 +163,7 @@ def compile_one(configuration: Any) -> str:
 
 
 def self_test() -> Measurements:
-    """The check that `auto` requires for each kernel, whose results the later parts use."""
+    """The check that `auto` requires for each kernel."""
     for dtype in DTYPES:
         yield f"{dtype}", partial(run_self_test, dtype)
 

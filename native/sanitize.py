@@ -209,12 +209,11 @@ def check_problem(process: Process, seed: int) -> bool:
     native._L2_BYTES, native._STREAMED_BYTES = 1 << r.choice((12, 20)), r.choice((0, 1 << 24))
     tiled = r.random() < 0.4
     native.choose_transforms = (lambda *sides: random_transforms(r, *sides)) if tiled else choose_transforms
-    algorithm = native.Native(p)
-    part = algorithm.parts[0]
+    engine = native.Native(p)
     needs_grad = NeedsGrad(*r.choice([flags for flags in itertools.product((False, True), repeat=4) if any(flags)]))
-    text = f"problem {seed}: {p}, {part.transforms}, {needs_grad}, {process.threads} threads, {process.lanes} lanes"
-    tasks = p.batch * part.num_tiles * -(-p.value_depth // part.lanes)
-    points = part.full[0] * math.prod(axis.n for axis in part.transforms.axes)
+    text = f"problem {seed}: {p}, {engine.transforms}, {needs_grad}, {process.threads} threads, {process.lanes} lanes"
+    tasks = p.batch * engine.num_tiles * -(-p.value_depth // engine.lanes)
+    points = engine.full[0] * math.prod(axis.n for axis in engine.transforms.axes)
     if points * p.intra_depth * (p.query_depth + 1) // 2 * tasks > MAX_WORK:
         return False
     (b, h, k, v, u), n = (
@@ -228,13 +227,13 @@ def check_problem(process: Process, seed: int) -> bool:
     expected = [expected, *torch.autograd.grad(expected, factors, grad_output)]
     queries, _, values, content = (with_random_strides(r, x.detach().to(p.dtype)) for x in factors)
     try:
-        operands = (queries, algorithm.prepare(factors[1].detach().to(p.dtype)), values, content)
-        output = algorithm.forward(*operands)
-        gradients = list(algorithm.backward(with_random_strides(r, grad_output.to(p.dtype)), *operands, needs_grad))
+        operands = (queries, engine.prepare(factors[1].detach().to(p.dtype)), values, content)
+        output = engine.forward(*operands)
+        gradients = list(engine.backward(with_random_strides(r, grad_output.to(p.dtype)), *operands, needs_grad))
     except ProblemError as failure:
         raise ProblemError(f"{text}\n{failure}") from None
     if gradients[1] is not None:
-        gradients[1] = algorithm.grad_table(gradients[1])
+        gradients[1] = engine.grad_table(gradients[1])
     for name, actual, exact in zip(NAMES, (output, *gradients), expected, strict=False):
         if actual is not None:
             scale = exact.norm().item()

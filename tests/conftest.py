@@ -8,8 +8,6 @@ import os
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # The workers of pytest-xdist share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Do not use the checks of fused kernels that are stored on this machine.
-os.environ["LAMBDANETS_CACHE"] = os.devnull
 # Tests must not use the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -241,49 +241,6 @@ def test_empty_context_gives_zero_and_finite_gradients(normalize_keys, shape):
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(output.sum(), inputs))
 
 
-@variants
-def test_forward_and_backward_are_deterministic(variant):
-    def run():
-        function, tensors = make_function(*make_problem(variant, n=40, dtype=torch.float32))
-        tensors = [x.requires_grad_() for x in tensors]
-        output = function(*tensors)
-        return [output, *torch.autograd.grad(output.square().sum(), tensors)]
-
-    for first, second in zip(run(), run(), strict=True):
-        assert torch.equal(first, second)
-
-
-@variants
-def test_vmap_gives_per_sample_gradients(variant):
-    if variant.get("mask") in ("b n m", "b 1 m"):
-        variant = variant | {"mask": variant["mask"][2:]}
-    inputs, options = make_problem(variant)
-    function, tensors = make_function(inputs, options)
-    shared_embeddings = inputs[3] is not None and variant.get("embeddings", "shared") == "shared"
-    axes = [0] * len(tensors)
-    if shared_embeddings:
-        axes[-1] = None
-
-    def loss(*tensors):
-        batched = [x if axis is None else x.unsqueeze(0) for x, axis in zip(tensors, axes, strict=True)]
-        return function(*batched).square().sum()
-
-    batched = torch.func.vmap(torch.func.grad(loss), tuple(axes))(*tensors)
-    for i in range(2):
-        example = [x if axis is None else x[i] for x, axis in zip(tensors, axes, strict=True)]
-        torch.testing.assert_close(batched[i], torch.func.grad(loss)(*example), rtol=1e-11, atol=1e-11)
-
-
-@variants
-def test_forward_mode_agrees_with_reverse_mode(variant):
-    function, tensors = make_function(*make_problem(variant))
-    tangents = [torch.randn_like(x) for x in tensors]
-    _, output_tangent = torch.func.jvp(function, tuple(tensors), tuple(tangents))
-    _, vjp = torch.func.vjp(function, *tensors)
-    inner_product = sum((g * t).sum() for g, t in zip(vjp(output_tangent), tangents, strict=True))
-    torch.testing.assert_close(output_tangent.square().sum(), inner_product)
-
-
 def test_content_lambda_is_the_weighted_sum_of_values():
     keys = torch.zeros(1, M, K, dtype=torch.float64)  # a softmax of equal keys is a mean
     values = torch.randn(1, M, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -5,11 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.ops.causal import causal_content
 from lambdanets.ops.checks import check_tensors
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, sqrt_or_one, without_autocast
 
-# Implemented in `normalize_over_context`, `mask_context`, `_interact_with_mask`, causal.py, decoding.py, definition.py.
+# Implemented in `normalize_over_context`, `mask_context`, causal.py, decoding.py, definition.py.
 NORMALIZATIONS = ("softmax", "l2", None)
 
 
@@ -53,28 +52,6 @@ def content_lambda(
         return shared_lambda(keys, values, normalize_keys).to(result_dtype)
 
 
-def content_interaction(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    normalize_keys: str | None,
-    mask: Tensor | None,
-    causal: bool,
-) -> Tensor:
-    """y[b,h,n,:] = (sum_m kbar[b,n,m] v[b,m]^T)^T q[b,h,n], keys normalized over each query's own context (C.2).
-
-    queries (b, h, n, k), keys (b, m, k, u) and values (b, m, v, u) have the same dtype. mask: of pairs, (n, m) or
-    (b, n, m). Returns (b, h, n, v).
-    """
-    if mask is not None:
-        mask = mask.tril() if causal else mask
-        return _interact_with_mask(queries, keys, values, normalize_keys, mask if mask.ndim == 3 else mask.unsqueeze(0))
-    if causal:
-        return causal_content(queries, keys, values, normalize_keys)
-    return queries @ shared_lambda(keys, values, normalize_keys).unsqueeze(1)
-
-
 def mask_context(keys: Tensor | None, values: Tensor, valid: Tensor, normalize_keys: str | None) -> tuple[Any, Tensor]:
     """Replace keys and values (.., m, c[, u]) where valid (.., m) is False, so that no sum over m needs the mask.
 
@@ -105,30 +82,14 @@ def shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None) -> T
 
 def normalize_over_context(keys: Tensor, allowed: Tensor | None, normalize_keys: str | None) -> Tensor:
     """Normalize keys (.., m, k, u) over the allowed m in float32 or wider; the result is 0 elsewhere."""
+    if normalize_keys is not None:
+        keys = keys.to(accumulation_dtype(keys.dtype))
+    if allowed is not None:
+        # The lowest finite number instead of -inf: an empty context must not give 0 / 0.
+        keys = keys.masked_fill(~allowed, torch.finfo(keys.dtype).min if normalize_keys == "softmax" else 0)
     if normalize_keys is None:
-        return keys if allowed is None else keys.masked_fill(~allowed, 0)
-    keys = keys.to(accumulation_dtype(keys.dtype))
-    if normalize_keys == "softmax":
-        if allowed is None:  # along contiguous positions
-            return keys.transpose(-3, -1).softmax(dim=-1).transpose(-3, -1)
-        # Fill with the lowest finite number instead of -inf: an empty context must not give 0 / 0.
-        return keys.masked_fill(~allowed, torch.finfo(keys.dtype).min).softmax(dim=-3).masked_fill(~allowed, 0)
-    assert normalize_keys == "l2", normalize_keys
-    keys = keys if allowed is None else keys.masked_fill(~allowed, 0)
-    return keys / sqrt_or_one(keys.square().sum(dim=-3, keepdim=True))
-
-
-def _interact_with_mask(
-    queries: Tensor, keys: Tensor, values: Tensor, normalize_keys: str | None, mask: Tensor
-) -> Tensor:
-    """The content term with a separate context for each query; mask: (b or 1, n, m).
-
-    Multiplies queries with keys first, so no lambda is computed: b n m h (k + v) u multiply-adds. Normalized keys have
-    b n m k u elements, because they are normalized over each query's own context.
-    """
-    if normalize_keys is None:
-        logits = torch.einsum("bhnk,bmku->bhnmu", queries, keys).masked_fill(~mask[:, None, ..., None], 0)
-    else:
-        weights = normalize_over_context(keys.unsqueeze(1), mask[..., None, None], normalize_keys)
-        logits = torch.einsum("bhnk,bnmku->bhnmu", queries, weights.to(queries.dtype))
-    return torch.einsum("bhnmu,bmvu->bhnv", logits, values)
+        return keys
+    if normalize_keys == "l2":
+        return keys / sqrt_or_one(keys.square().sum(dim=-3, keepdim=True))
+    weights = keys.transpose(-3, -1).softmax(dim=-1).transpose(-3, -1)  # along contiguous positions
+    return weights if allowed is None else weights.masked_fill(~allowed, 0)

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from lambdanets.ops.causal import causal_content
 from lambdanets.ops.checks import check_flags, check_tensors
-from lambdanets.ops.content import check_normalization, content_interaction, mask_context
+from lambdanets.ops.content import check_normalization, mask_context, normalize_over_context, shared_lambda
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
 
@@ -39,9 +40,10 @@ def lambda_interaction(
     Returns (b, h, n, v) in the dtype of the inputs. Keys are normalized in float32 or wider. float16 inputs are
     computed in float32, and under float16 autocast the result is float32. Twice differentiable.
     Cost of the content term in multiply-adds: b (m + h n) k v u if all queries share one context; see
-    `lambdanets.ops.causal` if causal; b n m h (k + v) u with a mask of several rows, and memory for b n m k u elements
-    with normalized keys or b n m h u with unnormalized keys. Cost of the position term: b n m k u v if embeddings and
-    mask are shared by the batch, otherwise b n m h (k + v) u. With multi_head, h times the cost of one head.
+    `lambdanets.ops.causal` if causal; b n m h (k + v) u with a mask of several rows. Cost of the position term:
+    b n m k u v if embeddings and mask are shared by the batch, otherwise b n m h (k + v) u. Memory: b n m k u elements
+    for keys with a mask of several rows, and for embeddings that are not shared. With multi_head, h times the cost of
+    one head.
     Raises ValueError naming the invalid argument.
     """
     optional = {"keys": keys, "embeddings": embeddings, "mask": mask}
@@ -92,29 +94,32 @@ def _interaction(
         valid = mask.squeeze(-2) if one_row else mask.any(dim=-2)
         keys, values = mask_context(keys, values, valid.expand(values.shape[0], -1), normalize_keys)
         mask = None if one_row else mask
-    output: Tensor | None = None
-    if keys is not None:
-        output = content_interaction(queries, keys, values, normalize_keys=normalize_keys, mask=mask, causal=causal)
+    terms = []
+    if keys is not None and mask is not None:
+        mask_of_pairs = mask.tril() if causal else mask
+        weights = normalize_over_context(keys.unsqueeze(1), mask_of_pairs[..., None, None], normalize_keys)
+        terms.append(_multiply_queries_first(queries, weights.to(queries.dtype), values))
+    elif keys is not None and causal:
+        terms.append(causal_content(queries, keys, values, normalize_keys))
+    elif keys is not None:
+        terms.append(queries @ shared_lambda(keys, values, normalize_keys).unsqueeze(1))
     if embeddings is not None:
-        position_term = _position_term(queries, values, embeddings, mask, causal)
-        output = position_term if output is None else output + position_term
-    assert output is not None
-    return output
-
-
-def _position_term(queries: Tensor, values: Tensor, embeddings: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    if causal:
-        causal_mask = torch.ones(embeddings.shape[-4:-2], dtype=torch.bool, device=values.device).tril()
-        mask = causal_mask if mask is None else mask & causal_mask
-    if embeddings.ndim == 4 and (mask is None or mask.ndim == 2):
+        if causal:
+            causal_mask = torch.ones(embeddings.shape[-4:-2], dtype=torch.bool, device=values.device).tril()
+            mask = causal_mask if mask is None else mask & causal_mask
         if mask is not None:
             embeddings = embeddings.masked_fill(~mask[..., None, None], 0)
-        lambdas = torch.einsum("nmku,bmvu->bnkv", embeddings, values)
-        return torch.einsum("bhnk,bnkv->bhnv", queries, lambdas)
-    per_example = "b" if embeddings.ndim == 5 else ""
-    logits = torch.einsum(f"bhnk,{per_example}nmku->bhnmu", queries, embeddings)
-    if mask is not None:
-        logits = logits.masked_fill(~mask.expand(queries.shape[0], -1, -1)[:, None, ..., None], 0)
+        if embeddings.ndim == 5:
+            terms.append(_multiply_queries_first(queries, embeddings, values))
+        else:
+            lambdas = torch.einsum("nmku,bmvu->bnkv", embeddings, values)
+            terms.append(torch.einsum("bhnk,bnkv->bhnv", queries, lambdas))
+    return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+
+
+def _multiply_queries_first(queries: Tensor, embeddings: Tensor, values: Tensor) -> Tensor:
+    """The sum for embeddings or keys of each example and pair, (b, n, m, k, u), without lambdas."""
+    logits = torch.einsum("bhnk,bnmku->bhnmu", queries, embeddings)
     return torch.einsum("bhnmu,bmvu->bhnv", logits, values)
 
 

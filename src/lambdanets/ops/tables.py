@@ -50,8 +50,8 @@ def pairwise_embeddings(
         farthest = table.shape[axis] // 2 * dilation
         if dilation > 1:
             table = _insert_zeros(table, axis, dilation)
-        # Offsets range from -(S - 1) to C - 1. Negative padding crops.
-        table = F.pad(table, _padding(table.ndim, axis, side - 1 - farthest, context - 1 - farthest))
+        # Offsets range from -(S - 1) to C - 1.
+        table = pad_axis(table, axis, side - 1 - farthest, context - 1 - farthest)
         # Window i of length C starts at offset i - (S - 1), so it belongs to query position S - 1 - i.
         table = unfold(table, axis, side, context)
     return table.flip(tuple(range(dimensions)))
@@ -89,7 +89,7 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
     resized = maps.squeeze(0).movedim(0, -1).reshape(*size, *channels)
     for axis, (r, side) in enumerate(zip(old_sides, sides, strict=True)):
         if r == 1:
-            resized = F.pad(resized, _padding(resized.ndim, axis, side // 2, side // 2))
+            resized = pad_axis(resized, axis, side // 2, side // 2)
     if keep_sum:
         pairs = zip(old_sides, sides, strict=True)
         resized = resized * math.prod((r - 1) / (side - 1) for r, side in pairs if r > 1 < side)
@@ -118,11 +118,10 @@ def check_resize(table: Tensor, sides: Sequence[int], name: str = "sides") -> No
 
 def _insert_zeros(table: Tensor, axis: int, dilation: int) -> Tensor:
     """Insert dilation - 1 zeros between neighboring entries along an axis."""
-    table = table.unsqueeze(axis + 1)
-    table = F.pad(table, _padding(table.ndim, axis + 1, 0, dilation - 1)).flatten(axis, axis + 1)
+    table = pad_axis(table.unsqueeze(axis + 1), axis + 1, 0, dilation - 1).flatten(axis, axis + 1)
     return table.narrow(axis, 0, table.shape[axis] - dilation + 1)
 
 
-def _padding(rank: int, axis: int, before: int, after: int) -> list[int]:
-    """Return the `pad` argument of F.pad for padding a single axis; F.pad lists axes from the last to the first."""
-    return [0, 0] * (rank - 1 - axis) + [before, after]
+def pad_axis(x: Tensor, axis: int, before: int, after: int) -> Tensor:
+    """Zero-pad one axis; negative numbers crop."""
+    return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [before, after])

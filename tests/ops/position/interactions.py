@@ -39,7 +39,7 @@ class Spy:
         choose.cache_clear()  # its plans have the algorithm
 
     def __call__(self, problem: Problem) -> Algorithm:
-        algorithm = self.inner(problem.limit_batch(self.max_batch))
+        algorithm = self.inner(problem._replace(batch=min(problem.batch, self.max_batch)))
         algorithm.dtype = self.dtype or algorithm.dtype
         prepare, forward = algorithm.prepare, algorithm.forward
 

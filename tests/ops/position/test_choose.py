@@ -41,8 +41,8 @@ def test_query_order_is_chosen_for_small_windows_without_native():
 
 @pytest.mark.usefixtures("without_native")
 def test_row_transform_is_chosen_for_large_windows_without_native():
-    volumes = ((16, 64, 64), (31, 127, 127)), ((8, 128, 128), (5, 23, 23))
-    for grid, sides in (((56, 56), (23, 23)), ((65536,), (2 * 65536 - 1,)), *volumes):
+    sizes = ((56, 56), (23, 23)), ((65536,), (2 * 65536 - 1,)), ((8, 128, 128), (5, 23, 23))
+    for grid, sides in sizes:
         plan = plan_for(grid, sides, b=1)
         assert plan.algorithm == "row_transform"
         assert plan.costs[plan.algorithm].workspace_bytes <= WORKSPACE_LIMIT_BYTES
@@ -82,16 +82,6 @@ def test_sides_beyond_the_transforms_of_native_are_possible():
     torch.testing.assert_close(*results)
 
 
-def test_a_split_batch_gives_the_same_result(monkeypatch):
-    inputs = make_inputs((6, 5), (3, 3), 0)
-    expected = position_interaction(*inputs, (6, 5), algorithm="query_order")
-    monkeypatch.setattr("lambdanets.ops.position.choose.WORKSPACE_LIMIT_BYTES", 1)
-    choose.cache_clear()
-    assert ln.plan(*inputs, (6, 5), algorithm="query_order").implementation.batch == 1
-    actual = position_interaction(*inputs, (6, 5), algorithm="query_order")
-    torch.testing.assert_close(actual, expected)
-
-
 def test_plan_prints_every_algorithm_and_marks_its_choice():
     plan = ln.plan(*make_inputs((4, 4), (3, 3), 0), (4, 4))
     assert all(name in str(plan) for name in ALGORITHMS)
@@ -103,22 +93,3 @@ def test_an_algorithm_that_does_not_support_the_problem_is_refused():
     for function in ln.plan, position_interaction:
         with pytest.raises(ValueError, match="'fused' supports grids with"):
             function(*make_inputs((4, 4), (3, 3), 0), (4, 4), algorithm="fused")
-
-
-def test_plan_prints_why_an_algorithm_is_not_supported():
-    plan = ln.plan(*make_inputs((2, 4, 3), (3, 3, 5), 0), (2, 4, 3))
-    (line,) = [line for line in str(plan).splitlines() if "fused" in line]
-    assert "supports grids with 1 or 2 dimensions" in line
-    assert plan.costs["fused"] is None
-
-
-def test_a_named_algorithm_is_used_even_if_it_is_slow():
-    assert plan_for((128, 128), (63, 63), algorithm="query_order").algorithm == "query_order"
-    assert plan_for((128, 128), (63, 63)).algorithm != "query_order"
-
-
-def test_meta_tensors_have_the_same_plan_as_cpu_tensors():
-    shapes = (2, 4, 784, 16), (23, 23, 16), (2, 784, 16)
-    factors = ([torch.empty(shape, device=device) for shape in shapes] for device in ("meta", "cpu"))
-    meta, cpu = (ln.plan(*tensors, (28, 28)) for tensors in factors)
-    assert (meta.algorithm, meta.costs) == (cpu.algorithm, cpu.costs)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -63,22 +62,6 @@ def test_sanitizers_find_no_errors_in_random_problems():
         pytest.skip("needs gcc or clang with its sanitizers, which the system's package manager installs")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "16 problems" in result.stdout
-
-
-@needs_native
-@pytest.mark.forks
-def test_a_child_process_computes_after_threads_of_its_parent(two_threads):
-    expected = digest()
-    child = os.fork()
-    if child == 0:
-        os._exit(int(digest() != expected))
-    deadline = time.monotonic() + 60
-    while (status := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    if status == (0, 0):
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert status == (child, 0)
 
 
 class Digests(torch.utils.data.Dataset):

@@ -4,11 +4,9 @@ import pytest
 from interactions import assert_all_close, make_inputs, run
 
 from all_pairs import all_pairs
-from lambdanets.ops.position import row_transform
 from lambdanets.ops.position.choose import ALGORITHMS
 from lambdanets.ops.position.query_order import QueryOrder
 from lambdanets.ops.position.row_transform import RowTransform
-from lambdanets.ops.position.windows import Tiling
 
 # grid, sides of the table, u, causal, tiles of query order
 CASES = {
@@ -18,8 +16,10 @@ CASES = {
     "two columns, larger table": ((4, 2), (7, 3), 0, False, [(3, 2)]),
     "sequence": ((13,), (5,), 0, False, [(1, 13), (1, 4), (1, 1)]),
     "causal sequence": ((13,), (25,), 0, True, [(1, 13)]),
-    "volume": ((3, 5, 4), (3, 3, 3), 0, False, [(3, 5, 4), (2, 2, 4), (1, 2, 2)]),
-    "causal volume, intra-depth": ((4, 3, 5), (7, 5, 9), 2, True, [(2, 3, 5)]),
+    "rows of a long sequence": ((1100,), (301,), 2, False, [(7, 16)]),
+    "causal rows of a long sequence": ((1100,), (1501,), 0, True, [(34, 4)]),
+    "volume": ((3, 5, 4), (3, 3, 3), 0, False, [(5, 4), (2, 4), (2, 2)]),
+    "causal volume, intra-depth": ((4, 3, 5), (7, 5, 9), 2, True, [(2, 5), (3, 2)]),
 }
 
 
@@ -28,16 +28,18 @@ class TiledQueryOrder(QueryOrder):
 
     def __init__(self, problem):
         super().__init__(problem)
-        self._tiling = Tiling(problem.at_least_2d(), self.tile)
+        self.rows, self.columns = (
+            axis._replace(tile=tile) for axis, tile in zip((self.rows, self.columns), self.tile, strict=True)
+        )
 
 
 class TiledRowTransform(RowTransform):
-    """With a fixed number of rows per tile and of query depths."""
+    """With a fixed number of rows per tile."""
 
     def __init__(self, problem):
         super().__init__(problem)
-        tile, depths = self.sizes
-        self.rows = self.rows._replace(tile=min(tile, self.rows.grid[0]), depths=depths)
+        axis = self.rows.axis
+        self.rows = self.rows._replace(axis=axis._replace(tile=min(self.tile, axis.side)))
 
 
 def assert_algorithms_agree(monkeypatch, case, name, other, algorithm):
@@ -55,13 +57,7 @@ def test_tiles_of_query_order_equal_row_transform(monkeypatch, case, tile):
     assert_algorithms_agree(monkeypatch, case, "query_order", "row_transform", TiledQueryOrder)
 
 
-@pytest.mark.parametrize(
-    ("case", "sizes", "longest"),
-    all_pairs([*CASES], [(1, 100), (2, 3), (3, 1), (100, 100)], [0, 128]),  # 0: all rows by torch.fft
-)
-def test_tiles_of_row_transform_equal_query_order(monkeypatch, case, sizes, longest):
-    monkeypatch.setattr(row_transform, "_MAX_MATRIX_SIDE", longest)
-    row_transform._fit_memory.cache_clear()
-    monkeypatch.setattr(TiledRowTransform, "sizes", sizes, raising=False)
+@pytest.mark.parametrize(("case", "tile"), all_pairs([*CASES], [1, 2, 3, 100]))
+def test_tiles_of_row_transform_equal_query_order(monkeypatch, case, tile):
+    monkeypatch.setattr(TiledRowTransform, "tile", tile, raising=False)
     assert_algorithms_agree(monkeypatch, case, "row_transform", "query_order", TiledRowTransform)
-    row_transform._fit_memory.cache_clear()

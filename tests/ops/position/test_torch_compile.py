@@ -1,8 +1,8 @@
-"""Tests the custom operators for torch.compile with opcheck, and compares them with eager mode."""
+"""The custom operators for torch.compile; test_compiled_operations.py compares them with eager mode."""
 
 import pytest
 import torch
-from interactions import assert_all_close, make_inputs, with_gradients
+from interactions import assert_all_close, make_inputs
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
@@ -19,7 +19,6 @@ CASES = {
     "causal, larger table": ((3, 4), (9, 9), 1, True),
     "causal sequence": ((9,), (5,), 1, True),
 }
-cases = pytest.mark.parametrize(("grid", "sides", "u", "causal"), CASES.values(), ids=CASES.keys())
 
 
 CONTENT = (True, False)
@@ -50,21 +49,6 @@ def test_backward_operator_passes_opcheck(case, needs_grad):
     grad_output = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
     content = torch.randn(2, 2, 3, dtype=torch.float64)
     opcheck(backward_operator, (grad_output, *inputs, content, grid, causal, "auto", needs_grad))
-
-
-@cases
-def test_operator_and_its_gradients_equal_eager_mode(grid, sides, u, causal):
-    inputs = [*make_inputs(grid, sides, u), torch.randn(2, 4, 5, dtype=torch.float64)]
-    expected = with_gradients(lambda *x: position_interaction(*x[:3], grid, content=x[3], causal=causal), inputs)
-    results = with_gradients(lambda *x: position_interaction_operator(*x, grid, causal, "auto"), inputs)
-    assert_all_close(results, expected, 1e-12)
-
-
-def test_gradients_that_are_not_needed_are_empty():
-    inputs = make_inputs((3, 4), (3, 5), 1)
-    grad_output = torch.ones(2, 3, 12, 5, dtype=torch.float64)
-    results = backward_operator(grad_output, *inputs, None, (3, 4), False, "auto", [False, True, False, False])
-    assert [x.numel() for x in results] == [0, inputs[1].numel(), 0, 0]
 
 
 @pytest.mark.parametrize("tracing_mode", ["real", "fake"])

@@ -54,16 +54,6 @@ class Problem(NamedTuple):
     def is_gpu(self) -> bool:
         return torch.device(self.device).type == "cuda"
 
-    def limit_batch(self, maximum: int) -> "Problem":
-        """Return the same problem with at most `maximum` examples, but at least one."""
-        return self._replace(batch=min(self.batch, max(1, maximum)))
-
-    def at_least_2d(self) -> "Problem":
-        """Return the same problem with at least two axes: a sequence becomes a grid with one row."""
-        if len(self.grid) > 1:
-            return self
-        return self._replace(grid=(1, *self.grid), before=(0, *self.before), after=(0, *self.after))
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -110,9 +100,11 @@ class Algorithm(ABC):
     name: value of the `algorithm` argument of functions.
     dtype: of queries, values, content, grad_output and the prepared table. result_dtype: of the interaction.
     batch: maximum number of examples of a call; `autograd.py` splits larger batches.
+    note: what a user may want to know, for example the library.
     """
 
     name: ClassVar[str]
+    note = ""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.batch = problem, problem.batch
@@ -124,11 +116,6 @@ class Algorithm(ABC):
     @classmethod
     def unsupported(cls, problem: Problem) -> str:
         """Why the algorithm does not support the problem, or ""."""
-        return ""
-
-    @property
-    def note(self) -> str:
-        """What a user may want to know, for example the library."""
         return ""
 
     def fault(self) -> str:
@@ -148,11 +135,11 @@ class Algorithm(ABC):
         backward pass.
         """
 
+    @abstractmethod
     def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
-        """Compute the output (b, h, n, v); by default `position_term`, to which the content term is added in place."""
-        output = self.position_term(queries, prepared, values)
-        return output if content is None else _add_products(output, queries, content)
+        """Compute the output (b, h, n, v)."""
 
+    @abstractmethod
     def backward(
         self,
         grad_output: Tensor,
@@ -168,23 +155,6 @@ class Algorithm(ABC):
         place. Split sums over positions, for example by rows of the grid: a single float32 sum over
         all positions exceeds the error budget.
         """
-        grad_queries, grad_prepared, grad_values = self.position_gradients(
-            grad_output, queries, prepared, values, needs
-        )
-        if grad_queries is not None and content is not None:
-            grad_queries = _add_products(grad_queries, grad_output, content.mT)
-        grad_content = grad_of_content(queries, grad_output) if needs.content else None
-        return grad_queries, grad_prepared, grad_values, grad_content
-
-    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
-        """Compute the position term, for the default of `forward`."""
-        raise NotImplementedError
-
-    def position_gradients(
-        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
-    ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
-        """Compute the needed gradients of `position_term`, for the default of `backward`."""
-        raise NotImplementedError
 
     @abstractmethod
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
@@ -194,13 +164,6 @@ class Algorithm(ABC):
 def matmul_work(count: float, rows: float, inner: float, columns: float) -> float:
     """The work of `count` matrix products of (rows, inner) and (inner, columns)."""
     return count * (rows + SIDE) * (inner + SIDE) * (columns + SIDE)
-
-
-def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
-    """Add rows (b, h, n, i) @ matrices (b, i, j) to total, in place if it is (b, n, h, j) in memory."""
-    flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
-    product = flat_total.baddbmm_(flat_rows, matrices)
-    return product.unflatten(1, (-1, total.shape[1])).transpose(1, 2)
 
 
 def grad_of_content(queries: Tensor, grad_output: Tensor) -> Tensor:

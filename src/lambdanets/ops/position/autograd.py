@@ -8,9 +8,6 @@ or None.
 
 import itertools
 import math
-import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -325,20 +322,19 @@ def _restore_offsets(grad_table: Tensor, problem: Problem, shape: torch.Size) ->
 
 
 class PreparedTables:
-    """LRU cache of the results of `Algorithm.prepare` for tables on CPU, for inference and for backward passes.
+    """Cache of the results of `Algorithm.prepare` for tables on CPU, for inference and for backward passes.
 
     An entry contains a copy of its table and is used only for equal tables, so it cannot become stale when a parameter
-    changes. The comparison takes about 1% of the time of `prepare`. Entries are immutable and shared by threads.
+    changes. The comparison takes about 1% of the time of `prepare`. Entries are immutable and shared by threads, which
+    need no lock, because each operation on the dictionary is atomic.
     """
 
     def __init__(self) -> None:
-        self._entries = OrderedDict[tuple[int, Algorithm], tuple[Tensor, Prepared, int]]()
-        self._lock = threading.Lock()
-        self.nbytes = 0
+        self._entries: dict[tuple[int, Algorithm], tuple[Tensor, Prepared, int]] = {}  # the oldest first
 
-    def replace_lock(self) -> None:
-        """Replace the lock, in a child process after a fork."""
-        self._lock = threading.Lock()
+    @property
+    def nbytes(self) -> int:
+        return sum(entry[2] for entry in list(self._entries.values()))
 
     def get(self, table: Tensor, algorithm: Algorithm) -> Prepared:
         grid = algorithm.problem.grid
@@ -348,30 +344,20 @@ class PreparedTables:
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
             return algorithm.prepare(_drop_future_offsets(table, algorithm.problem).to(algorithm.dtype))
         key = (table.data_ptr(), algorithm)
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                self._entries.move_to_end(key)
+        entry = self._entries.get(key)
         if entry is not None and torch.equal(entry[0], table):
             return entry[1]
         # Prepare from the copy, because another thread may change the table, and `prepare` may return a view.
         copy = table.detach().clone()
         prepared = algorithm.prepare(_drop_future_offsets(copy, algorithm.problem).to(algorithm.dtype))
-        size = copy.nbytes + sum(x.nbytes for x in prepared)
-        if size <= CACHE_BYTES // 4:
-            with self._lock:
-                self.nbytes += size - self._entries.pop(key, (None, None, 0))[2]
-                self._entries[key] = (copy, prepared, size)
-                while self.nbytes > CACHE_BYTES:
-                    self.nbytes -= self._entries.popitem(last=False)[1][2]
+        self._entries.pop(key, None)
+        self._entries[key] = copy, prepared, copy.nbytes + sum(x.nbytes for x in prepared)
+        while self.nbytes > CACHE_BYTES:
+            self._entries.pop(next(iter(list(self._entries)), key), None)
         return prepared
 
     def clear(self) -> None:
-        with self._lock:
-            self._entries.clear()
-            self.nbytes = 0
+        self._entries.clear()
 
 
 prepared_tables = PreparedTables()
-if hasattr(os, "register_at_fork"):  # another thread may hold the lock during a fork
-    os.register_at_fork(after_in_child=prepared_tables.replace_lock)

@@ -3,7 +3,7 @@
 GPUs use `fused` where they can. On CPUs that is mostly `native`, and `query_order` for small windows
 and maps, as at 7x7. Without compiled kernels, it is `query_order` or `row_transform`.
 
-To add an algorithm, subclass `Algorithm` in a new file in this folder, and add it to ALGORITHMS.
+To add an algorithm, subclass `Algorithm` or `MapAlgorithm` in a new file in this folder, and add it to ALGORITHMS.
 """
 
 from dataclasses import dataclass, field
@@ -99,7 +99,7 @@ def _fit_batch(problem: Problem, algorithm: type[Algorithm]) -> tuple[Algorithm,
     batch, implementation = problem.batch, algorithm(problem)
     cost = implementation.cost()
     while batch > 1 and _exceeds_limit(cost):
-        half = algorithm(problem.limit_batch(-(-batch // 2)))
+        half = algorithm(problem._replace(batch=-(-batch // 2)))
         if half.cost().workspace_bytes == cost.workspace_bytes:  # it does not depend on the batch
             break
         batch, implementation, cost = -(-batch // 2), half, half.cost()

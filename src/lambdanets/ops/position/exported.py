@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.position.row_transform import choose_rows, multiply_adds, prepare, row_transform
+from lambdanets.ops.position.maps import Maps
+from lambdanets.ops.position.row_transform import multiply_adds, row_transform, rows_of_graph, table_block, transforms
 from lambdanets.ops.precision import accumulation_dtype, widen_float16
 from lambdanets.ops.tables import crop_to_grid, mask_future, pairwise_embeddings
 from lambdanets.ops.tracing import static_shape
@@ -48,13 +49,14 @@ def _fixed_sides(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[
     _, heads, n, depth = static_shape(queries)
     *_, value_depth, intra_depth = static_shape(values)
     sides = static_shape(table)[: len(grid)]
-    radii = [side // 2 for side in sides]
-    rows = choose_rows(grid, radii, radii, for_graph=True)
+    radii = tuple(side // 2 for side in sides)
+    maps = Maps.of(grid, radii, radii)
+    rows = rows_of_graph(maps)
     applied = heads * n * depth * value_depth
     convolution = n * math.prod(sides) * depth * value_depth * intra_depth
     costs = {
         "pairs": n * n * heads * (depth + value_depth) * intra_depth,
-        "rows": multiply_adds(rows, depth, value_depth, intra_depth) + applied,
+        "rows": maps.slices.side * multiply_adds(rows, depth, value_depth, maps.slices.window * intra_depth) + applied,
         "convolution": _CONVOLUTION_SLOWDOWN * convolution + applied,
     }
     cheapest = min(costs, key=lambda name: costs[name])
@@ -63,8 +65,9 @@ def _fixed_sides(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[
     if cheapest == "convolution":
         return _convolution(queries, table, values, grid)
     dtype = accumulation_dtype(values.dtype)  # 16 bits would lose too much between the transforms
-    queries, values = queries.to(dtype), values.to(dtype)
-    return row_transform(queries, prepare(table, rows), values, rows).to(table.dtype)
+    prepared = table_block(maps.table(table), rows), *transforms(rows, values.to(dtype))
+    output = row_transform(maps.split(queries.to(dtype)), prepared, maps.values(values.to(dtype)), rows)
+    return maps.join(output).to(table.dtype)
 
 
 def _query_order(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]) -> Tensor:

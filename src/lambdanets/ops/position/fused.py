@@ -37,6 +37,7 @@ from lambdanets.ops.position.fused_sizes import (
     next_power_of_2,
 )
 from lambdanets.ops.precision import product_dtype
+from lambdanets.ops.tables import pad_axis
 
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 K = 16  # query depth of a launch; larger depths need several launches
@@ -100,10 +101,6 @@ class Fused(Algorithm):
 
     def cost(self) -> Cost:
         problem = self._symmetric_2d(self.problem.batch, self.dtype)
-        pairs = math.prod(
-            side * (1 + 2 * radius) - radius * (radius + 1)
-            for side, radius in zip(problem.grid, problem.before, strict=True)
-        )
         b, n, h = problem.batch, problem.num_positions, problem.heads
         k, v, u = problem.query_depth, problem.value_depth, problem.intra_depth
         itemsize = self.dtype.itemsize
@@ -115,19 +112,18 @@ class Fused(Algorithm):
         if has_copies or len(_launch_slices(problem)) > 1:
             workspace += 4 * b * n * (h * k + u * v + h * v)
         # No other algorithm is faster on a GPU, whatever the sizes.
-        return Cost(b * pairs * k * v * u, workspace, work=0)
+        return Cost(b * n * min(n, math.prod(problem.scope)) * k * v * u, workspace, work=0)
 
     def fault(self) -> str:
         """The failures of the check of the kernels, which runs on first use."""
         from lambdanets.ops.position.fused_check import failures  # imports this module
 
-        reasons = failures(self.problem.device, self.dtype)
-        return "; ".join(f"{name} {reasons[name]}" for name in KERNELS if reasons[name])
+        return failures(self.problem.device, self.dtype)
 
     def prepare(self, table: Tensor) -> Prepared:
         """Return the table, zero-padded along the first axis to be symmetric if it is causal."""
         missing = self.problem.before[0] - self.problem.after[0]
-        return (F.pad(table, [0, 0] * (table.ndim - 1) + [0, missing]) if missing else table,)
+        return (pad_axis(table, 0, 0, missing) if missing else table,)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
@@ -220,8 +216,9 @@ class Fused(Algorithm):
 
     def _symmetric_2d(self, batch: int, dtype: torch.dtype) -> Problem:
         """Return the problem with two axes and the table that `prepare` returns."""
-        problem = self.problem.at_least_2d()
-        return problem._replace(batch=batch, after=problem.before, causal=False, dtype=dtype)
+        missing = 2 - len(self.problem.grid)
+        grid, before = (1,) * missing + self.problem.grid, (0,) * missing + self.problem.before
+        return self.problem._replace(batch=batch, grid=grid, before=before, after=before, causal=False, dtype=dtype)
 
 
 def _launch_slices(problem: Problem) -> list[tuple[slice, slice, int]]:

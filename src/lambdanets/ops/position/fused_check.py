@@ -1,28 +1,22 @@
 """Checks the fused kernels on the user's GPU: "auto" uses only those that were right.
 
-At the first use of a device and dtype, every kernel computes small problems, and the results are
-compared with `ops.definition` in float64. This takes the time to compile about 20 kernels. Why
-kernels failed is stored in the user's cache folder, by device, versions and a hash of the kernels'
-source. `lambdanets kernels --device cuda` checks again. algorithm="fused" does not require a check.
+At the first use of a device and dtype in a process, every kernel computes small problems, and the results are compared
+with `ops.definition` in float64. Once, this takes the time to compile about 20 kernels, which Triton stores.
+`lambdanets kernels --device cuda` prints the results. algorithm="fused" does not require a check.
 """
 
-import contextlib
-import hashlib
-import json
+import functools
 import math
-import os
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.errors import KernelWarning, is_out_of_memory, one_line
-from lambdanets.files import atomic_write, user_cache_folder
 from lambdanets.ops import definition
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.algorithm import Factors, Problem
@@ -67,42 +61,26 @@ class Example(NamedTuple):
     terms: dict[str, int]
 
 
-_known: dict[str, dict[str, str]] = {}  # by dtype and device: why each kernel fails, or ""
-_lock = threading.RLock()
-
-
-def failures(device: str, dtype: torch.dtype) -> dict[str, str]:
-    """Why each kernel for a dtype fails, or ""; runs the check if its results are not stored.
-
-    Other threads wait. If kernels fail, issues one KernelWarning that says what to report.
-    """
-    key, names = f"{dtype}, {describe(device)}", fused.KERNELS
-    with _lock:
-        if key in _known:
-            return _known[key]
-        stored = _read_results().get(key)
-        if isinstance(stored, dict) and all(isinstance(stored.get(name), str) for name in names):
-            _known[key] = stored
-            return stored
-        reasons = check(device, dtype)
+@functools.cache
+def failures(device: str, dtype: torch.dtype) -> str:
+    """Why kernels for a dtype fail, or "". If some fail, issues one KernelWarning that says what to report."""
+    reasons = check(device, dtype)
     failed = "; ".join(f"{kernel} {reason}" for kernel, reason in reasons.items() if reason)
     if failed:
         warnings.warn(
             f"A slower exact algorithm replaces fused kernels for {dtype}: {failed}. "
-            f"After a change, `lambdanets kernels --device {device}` checks again. "
             f"Please report this with: {describe(device)}",
             KernelWarning,
             stacklevel=2,
         )
-    return reasons
+    return failed
 
 
 def check(device: str, dtype: torch.dtype) -> dict[str, str]:
-    """Check all kernels for a dtype, store and return why each fails, or "".
+    """Check all kernels for a dtype, and return why each fails, or "".
 
     Raises OutOfMemoryError, which says nothing about the kernels.
     """
-    from lambdanets.ops.position.choose import choose  # imports `fused`
 
     def run() -> dict[str, str]:
         place = "cpu" if device == "meta" else device
@@ -110,16 +88,9 @@ def check(device: str, dtype: torch.dtype) -> dict[str, str]:
         examples = [make_example(case, dtype, place) for case in cases]
         return {name: check_kernel(name, examples) for name in fused.KERNELS}
 
-    key = f"{dtype}, {describe(device)}"
     # The caller may be in inference mode, autocast, vmap or a mode of fake tensors. A new thread is not.
     with ThreadPoolExecutor(1) as pool:
-        reasons = _known[key] = pool.submit(run).result()
-    choose.cache_clear()  # its plans know the previous results
-    with contextlib.suppress(OSError):  # such as a folder that cannot be written
-        _results_file().parent.mkdir(parents=True, exist_ok=True)
-        results = _read_results() | {key: reasons}
-        atomic_write(_results_file(), json.dumps(results, indent=1).encode())
-    return reasons
+        return pool.submit(run).result()
 
 
 def check_kernel(kernel: str, examples: Sequence[Example]) -> str:
@@ -192,36 +163,17 @@ def surround_with_nan(x: Tensor) -> Tensor:
     Rows stay aligned. An axis u of size 1 is not extended, so that kernels do not copy values.
     """
     margins = [1] * (x.ndim - 2) + [8 if side > 1 else 0 for side in x.shape[-2:]]
-    shape = [side + 2 * margin for side, margin in zip(x.shape, margins, strict=True)]
-    view = x.new_full(shape, torch.nan)
-    for axis, margin in enumerate(margins):
-        view = view.narrow(axis, margin, x.shape[axis])
-    return view.copy_(x)
+    padded = F.pad(x, [size for margin in reversed(margins) for size in (margin, margin)], value=torch.nan)
+    return padded[tuple(slice(margin, margin + side) for margin, side in zip(margins, x.shape, strict=True))]
 
 
 def describe(device: str) -> str:
-    """Device, versions and hash of the source, for warnings and for the key of stored results."""
+    """The device and versions."""
     import triton
 
     from lambdanets import __version__
 
     major, minor = fused.gpu_capability(device) or (0, 0)
     name = "Triton's interpreter" if fused.is_interpreted() else torch.cuda.get_device_name(device)
-    sources = sorted(Path(__file__).parent.glob("fused*.py"))
-    source = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:8]
     versions = f"torch {torch.__version__}, triton {triton.__version__}, lambdanets {__version__}"
-    return f"{name}, compute capability {major}.{minor}, {versions} ({source})"
-
-
-def _results_file() -> Path:
-    """In LAMBDANETS_CACHE, or in the user's cache folder. Raises OSError if there is no home."""
-    folder = os.environ.get("LAMBDANETS_CACHE")
-    return (Path(folder) if folder else user_cache_folder()) / "kernels.json"
-
-
-def _read_results() -> dict[str, Any]:
-    try:
-        content = json.loads(_results_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return f"{name}, compute capability {major}.{minor}, {versions}"

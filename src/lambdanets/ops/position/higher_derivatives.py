@@ -6,7 +6,7 @@ gradient of y, <g, y> is linear in all five. Its directional derivative along (a
 `position_gradients` and products with content lambdas. README.md in this folder has a table of the terms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from lambdanets.ops.position import autograd
 from lambdanets.ops.position.algorithm import NeedsGrad
 from lambdanets.ops.position.autograd import FactorGradients, apply_plan, position_gradients
-from lambdanets.ops.position.choose import Plan, choose
+from lambdanets.ops.position.choose import Plan
 from lambdanets.ops.precision import without_autocast
 
 _QUERIES, _TABLE, _VALUES, _CONTENT = range(4)  # indices of factors
@@ -38,16 +38,8 @@ class TransformableInteraction(autograd.Interaction):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
         *tensors, plan = inputs
-        if in_dims[_TABLE] is None:  # the table is shared: merge the mapped axis into the batch
-            indices = (_QUERIES, _VALUES, _CONTENT)
-            (queries, values, content), plan = _merge_into_batch(info, in_dims, tensors, indices, plan)
-            output = apply_plan(queries, tensors[_TABLE], values, content, plan)
-            return output.unflatten(0, (info.batch_size, -1)), 0
-        outputs = []
-        for i in range(info.batch_size):
-            queries, table, values, content = _select(tensors, in_dims, i)
-            outputs.append(apply_plan(queries, table, values, content, plan))
-        return torch.stack(outputs), 0
+        examples = _examples(info, in_dims, tensors)
+        return torch.stack([apply_plan(q, r, v, c, plan) for q, r, v, c in examples]), 0
 
 
 class TransformableGradients(autograd.Gradients):
@@ -67,16 +59,8 @@ class TransformableGradients(autograd.Gradients):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
         *tensors, plan, needs = inputs
-        if in_dims[1 + _TABLE] is None and not needs.table:
-            indices = (0, 1 + _QUERIES, 1 + _VALUES, 1 + _CONTENT)
-            (grad_output, queries, values, content), plan = _merge_into_batch(info, in_dims, tensors, indices, plan)
-            factors = (queries, tensors[1 + _TABLE], values, content)
-            outputs = position_gradients(grad_output, factors, plan, needs)
-            stacked = tuple(None if x is None else x.unflatten(0, (info.batch_size, -1)) for x in outputs)
-        else:
-            selected = [_select(tensors, in_dims, i) for i in range(info.batch_size)]
-            results = [position_gradients(g, factors, plan, needs) for g, *factors in selected]
-            stacked = tuple(None if x[0] is None else torch.stack(x) for x in zip(*results, strict=True))
+        results = [position_gradients(g, x, plan, needs) for g, *x in _examples(info, in_dims, tensors)]
+        stacked = tuple(None if x[0] is None else torch.stack(x) for x in zip(*results, strict=True))
         return stacked, tuple(None if x is None else 0 for x in stacked)
 
 
@@ -169,20 +153,7 @@ def _replace(tensors: Sequence[Tensor], index: int, replacement: Tensor) -> list
     return [replacement if i == index else tensor for i, tensor in enumerate(tensors)]
 
 
-def _select(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Any]:
-    return [x if x is None or dim is None else x.select(dim, i) for x, dim in zip(tensors, dims, strict=False)]
-
-
-def _merge_into_batch(
-    info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None], indices: Sequence[int], plan: Plan
-) -> tuple[list[Any], Plan]:
-    """Merge the mapped axis of the tensors at `indices` into the batch; also return the plan for the larger batch."""
-    size = info.batch_size
-    merged: list[Tensor | None] = []
-    for index in indices:
-        x, dim = tensors[index], dims[index]
-        if x is not None:
-            x = (x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
-        merged.append(x)
-    problem = plan.problem._replace(batch=plan.problem.batch * size)
-    return merged, choose(problem, "auto" if plan.automatic else plan.algorithm)
+def _examples(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> Iterator[list[Any]]:
+    """The tensors of each example of vmap."""
+    for i in range(info.batch_size):
+        yield [x if x is None or dim is None else x.select(dim, i) for x, dim in zip(tensors, dims, strict=False)]

@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 import platform
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.native_lengths import Axis, Transforms, choose_transforms, cross_twiddles, twiddles
-from lambdanets.ops.precision import accumulation_dtype
 
 FOLDER = Path(__file__).with_name("libraries")
 # By the first letters of PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower.
@@ -148,24 +146,44 @@ def _prepare_for_forks() -> None:
 
 
 class Native(Algorithm):
-    """The compiled kernel for a problem. parts: the problem, and if it is causal, smaller ones.
+    """The compiled kernel for a problem.
 
     Errors of a transform are relative to its largest sum, and the first of the causal sums have the fewest terms. So
-    the first quarter of the positions is computed again as a problem of its own, of that the first quarter, and so on:
-    a third more work. A single row is a problem with one axis less. The same problems give the gradients of the last
-    values, which are in the fewest sums.
+    the first quarter of the positions is computed again as a problem of its own, `first`, which has one of its own: a
+    third more work. The same problems give the gradients of the last values, which are in the fewest sums.
+
+    full: the grid with three axes, depth, rows and columns. A sequence is transformed as a map of two axes.
     """
 
     name = "native"
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.parts = [_Part(problem, self.dtype)]
-        self._offsets: list[tuple[Any, ...]] = [(slice(None),)]  # of each part in the table
-        if problem.causal:
-            for part, offsets in _first_positions(problem):
-                self.parts.append(_Part(part, self.dtype))
-                self._offsets.append(offsets)
+        library = load_library()
+        assert library is not None
+        p, self._library = problem, library
+        self.note = f"library {library.name}"
+        self.is_sequence, self.num_positions = len(p.grid) == 1, p.num_positions
+        missing = (1,) * (3 - len(p.grid))
+        self.full = (*missing, *p.grid)
+        self.before, self.after = ((*(0 for _ in missing), *sides) for sides in (p.before, p.after))
+        axes = slice(2 if self.is_sequence else 1, 3)
+        self.transforms: Transforms = choose_transforms(self.full[axes], self.before[axes], self.after[axes])
+        self.tile = (1, *self.transforms.tile) if self.is_sequence else self.transforms.tile
+        self.num_tiles = math.prod(-(-side // tile) for side, tile in zip(self.full[1:], self.tile, strict=True))
+        points = math.prod(axis.n for axis in self.transforms.axes)
+        wide, narrow, _ = library.lanes
+        self._kernel = NARROW if 0 < p.value_depth % wide <= narrow and points < 65_536 else WIDE
+        self._kernel = FLOAT64 if self.dtype == torch.float64 else self._kernel
+        self.lanes = library.lanes[self._kernel]
+        self._description, self._twiddles = self._describe(self.dtype == torch.float64)
+        # of the transforms of tables, which are in float64
+        self._table_description, self._table_twiddles = self._describe(double=True)
+        self.first, self._first_offsets = None, ()
+        if p.causal and (first := _first_positions(p.grid, p.before)):
+            grid, before, self._first_offsets = first
+            after = (0, *p.after[len(p.grid) - len(grid) + 1 :])
+            self.first = Native(p._replace(grid=grid, before=before, after=after))
 
     @classmethod
     def unsupported(cls, problem: Problem) -> str:
@@ -174,120 +192,21 @@ class Native(Algorithm):
         if load_library() is None:
             return "has no compiled library for this processor (see docs/engine.md)"
         try:
-            _Part(problem, accumulation_dtype(problem.dtype))
+            cls(problem)
         except ValueError as error:
             return str(error)
         return ""
 
-    @property
-    def note(self) -> str:
-        return f"library {self.parts[0]._library.name}"
-
     def cost(self) -> Cost:
-        part, p = self.parts[0], self.problem
-        n1, n2 = (axis.n for axis in part.transforms.axes)
-        per_tile = part.transforms.instructions(part.tile[0]) + 6 * (part.terms - 1) * n1 * n2
-        per_pair = part.full[0] * part.num_tiles * per_tile + 4 * p.num_positions * p.heads
-        blocks = p.batch * -(-p.value_depth // part.lanes) * -(-p.query_depth // 2)
-        multiply_adds = part.lanes * blocks * per_pair
-        work = _SLOWDOWN * multiply_adds + 4 * CALL
-        return Cost(multiply_adds, max(part.scratch_bytes()), work)
-
-    def prepare(self, table: Tensor) -> Prepared:
-        parts = zip(self.parts, self._offsets, strict=True)
-        return tuple(part.prepare(table[offsets]) for part, offsets in parts)
-
-    def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        return self.parts[0].grad_table(grad_prepared[0])
-
-    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
-        output = self.parts[0].forward(queries, prepared[0], values, content)
-        for part, spectra in zip(self.parts[1:], prepared[1:], strict=True):
-            n = part.num_positions
-            output[:, :, :n] = part.forward(queries[:, :, :n], spectra, values[:, :n], content)
-        return output
-
-    def backward(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        content: Tensor | None,
-        needs: NeedsGrad,
-    ) -> Gradients:
-        whole = self.parts[0]
-        grad_q, grad_spectra, grad_v, grad_c = whole.backward(grad_output, queries, prepared[0], values, content, needs)
-        for part, spectra in zip(self.parts[1:], prepared[1:], strict=True):
-            n = part.num_positions
-            if grad_q is not None:
-                only_queries = NeedsGrad(queries=True, table=False, values=False)
-                first = (grad_output[:, :, :n], queries[:, :, :n], spectra, values[:, :n])
-                part_q, *_ = part.backward(*first, content, only_queries)
-                assert part_q is not None
-                grad_q[:, :, :n] = part_q
-            if grad_v is not None:
-                only_values = NeedsGrad(queries=False, table=False, values=True)
-                last = (grad_output[:, :, -n:], queries[:, :, -n:], spectra, values[:, -n:])
-                part_v = part.backward(*last, None, only_values)[2]
-                assert part_v is not None
-                grad_v[:, -n:] = part_v
-        return grad_q, None if grad_spectra is None else (grad_spectra,), grad_v, grad_c
-
-
-def _first_positions(problem: Problem) -> Iterator[tuple[Problem, tuple[Any, ...]]]:
-    """Problems of fewer and fewer first positions of a causal problem, and their offsets in its table."""
-    grid, before, after = problem.grid, problem.before, problem.after
-    axis, side = 0, min(grid[0], before[0] + 1)  # later positions have no more terms
-    while True:
-        is_last = axis == len(grid) - 1
-        if side == 1 and not is_last:
-            axis, side = axis + 1, grid[axis + 1]
-        elif side > (_MIN_SEQUENCE if is_last else 1):
-            side = max(_MIN_SEQUENCE if is_last else 1, side // _SHRINK)
-        else:
-            return
-        reach = min(before[axis], side - 1)
-        part = problem._replace(
-            grid=(side, *grid[axis + 1 :]),
-            before=(reach, *before[axis + 1 :]),
-            after=(0, *after[axis + 1 :]),
-        )
-        # Offset 0 of the axes before, and the offsets of this axis that are not later.
-        yield part, (*before[:axis], slice(before[axis] - reach, before[axis] + 1))
-        side = min(side, before[axis] + 1)
-
-
-class _Part:
-    """A problem as the kernel computes it.
-
-    full: the grid with three axes, depth, rows and columns. A sequence is transformed as a map of two axes.
-    """
-
-    def __init__(self, problem: Problem, dtype: torch.dtype) -> None:
-        library = load_library()
-        assert library is not None
-        p = problem
-        self.problem, self.dtype, self._library = problem, dtype, library
-        self.num_positions = p.num_positions
-        self.is_sequence = len(p.grid) == 1
-        missing = (1,) * (3 - len(p.grid))
-        self.full = (*missing, *p.grid)
-        self.before, self.after = ((*(0 for _ in missing), *sides) for sides in (p.before, p.after))
-        axes = slice(2 if self.is_sequence else 1, 3)
-        self.transforms: Transforms = choose_transforms(self.full[axes], self.before[axes], self.after[axes])
-        self.tile = (1, *self.transforms.tile) if self.is_sequence else self.transforms.tile
-        self.num_tiles = math.prod(-(-side // tile) for side, tile in zip(self.full[1:], self.tile, strict=True))
+        p = self.problem
         n1, n2 = (axis.n for axis in self.transforms.axes)
-        points = n1 * n2
-        self.terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)  # products for a lambda
-        wide, narrow, _ = library.lanes
-        self._kernel = NARROW if 0 < p.value_depth % wide <= narrow and points < 65_536 else WIDE
-        self._kernel = FLOAT64 if dtype == torch.float64 else self._kernel
-        self.lanes = library.lanes[self._kernel]
-        self._description, self._twiddles = self._describe(dtype == torch.float64)
-        # of the transforms of tables, which are in float64
-        self._table_description, self._table_twiddles = self._describe(double=True)
+        terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)  # products for a lambda
+        per_tile = self.transforms.instructions(self.tile[0]) + 6 * (terms - 1) * n1 * n2
+        per_pair = self.full[0] * self.num_tiles * per_tile + 4 * p.num_positions * p.heads
+        blocks = p.batch * -(-p.value_depth // self.lanes) * -(-p.query_depth // 2)
+        multiply_adds = self.lanes * blocks * per_pair
+        work = _SLOWDOWN * multiply_adds + 4 * CALL
+        return Cost(multiply_adds, max(self.scratch_bytes()), work)
 
     def scratch_bytes(self) -> tuple[int, int]:
         """Bytes of the working memory of a team of threads, in the forward and in the backward pass."""
@@ -296,8 +215,8 @@ class _Part:
         problem.grad_output = problem.grad_queries = problem.grad_values = problem.grad_spectra = 1  # only tested
         return forward, self._library.scratch_bytes(problem, self._kernel)
 
-    def prepare(self, table: Tensor) -> Tensor:
-        """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}."""
+    def prepare(self, table: Tensor) -> Prepared:
+        """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}, and those of `first`."""
         c = _Problem.from_buffer_copy(self._table_description)
         n1, n2 = (axis.n for axis in self.transforms.axes)
         dtype = torch.complex128 if self.dtype == torch.float64 else torch.complex64
@@ -306,10 +225,10 @@ class _Part:
         c.table, c.spectrum = table.data_ptr(), spectra.data_ptr()
         if c.spectrum:  # meta tensors have no memory
             self._library.transform_tables(c, is_float=self.dtype == torch.float32)
-        return spectra
+        return (spectra,) if self.first is None else (spectra, *self.first.prepare(table[self._first_offsets]))
 
-    def grad_table(self, grad_spectra: Tensor) -> Tensor:
-        c = _Problem.from_buffer_copy(self._table_description)
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        c, grad_spectra = _Problem.from_buffer_copy(self._table_description), grad_prepared[0]
         grad_table = grad_spectra.new_empty(*self.problem.scope, c.k, c.u, dtype=self.dtype)
         c.grad_spectra, c.grad_table = grad_spectra.data_ptr(), grad_table.data_ptr()
         if c.grad_table:
@@ -362,27 +281,30 @@ class _Part:
         strides = (channels * n, 1, n) if are_maps else (channels, heads * channels, 1)
         return like.new_empty_strided((batch, heads, n, channels), (heads * n * channels, *strides), dtype=self.dtype)
 
-    def forward(self, queries: Tensor, spectra: Tensor, values: Tensor, content: Tensor | None) -> Tensor:
+    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
         content = content if content is None or content.stride(2) == 1 else content.contiguous()
-        c = self._call(queries, spectra, values, content)
+        c = self._call(queries, prepared[0], values, content)
         output = self._new_rows(queries, c.b, c.h, c.v, self.problem.channels_first)
         c.output = output.data_ptr()
         c.os_b, c.os_h, c.os_n, c.os_v = output.stride()
         if c.output:  # meta tensors have no memory
             self._library.run(c, self._kernel)
+        if self.first is not None:
+            n = self.first.num_positions
+            output[:, :, :n] = self.first.forward(queries[:, :, :n], prepared[1:], values[:, :n], content)
         return output
 
     def backward(
         self,
         grad_output: Tensor,
         queries: Tensor,
-        spectra: Tensor,
+        prepared: Prepared,
         values: Tensor,
         content: Tensor | None,
         needs: NeedsGrad,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    ) -> Gradients:
         content = content if content is None or content.stride(2) == 1 else content.contiguous()
-        c = self._call(queries, spectra, values, content)
+        c = self._call(queries, prepared[0], values, content)
         c.grad_output = grad_output.data_ptr()
         c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
         grad_queries = grad_spectra = grad_values = grad_content = None
@@ -397,14 +319,44 @@ class _Part:
             c.grad_values = grad_values.data_ptr()
             c.dv_b, c.dv_n, c.dv_v, c.dv_u = grad_values.stride()
         if needs.table:
-            grad_spectra = torch.empty_like(spectra)
+            grad_spectra = torch.empty_like(prepared[0])
             c.grad_spectra = grad_spectra.data_ptr()
         if needs.content:
             grad_content = grad_output.new_empty(c.b, c.k, c.v)
             c.grad_content = grad_content.data_ptr()
         if c.grad_output:
             self._library.run(c, self._kernel)
-        return grad_queries, grad_spectra, grad_values, grad_content
+        if self.first is not None and grad_queries is not None:
+            n, only_queries = self.first.num_positions, NeedsGrad(queries=True, table=False, values=False)
+            first = (grad_output[:, :, :n], queries[:, :, :n], prepared[1:], values[:, :n], content)
+            grad_first, *_ = self.first.backward(*first, only_queries)
+            assert grad_first is not None
+            grad_queries[:, :, :n] = grad_first
+        if self.first is not None and grad_values is not None:
+            n, only_values = self.first.num_positions, NeedsGrad(queries=False, table=False, values=True)
+            last = (grad_output[:, :, -n:], queries[:, :, -n:], prepared[1:], values[:, -n:], None)
+            *_, grad_last, _ = self.first.backward(*last, only_values)
+            assert grad_last is not None
+            grad_values[:, -n:] = grad_last
+        return grad_queries, None if grad_spectra is None else (grad_spectra,), grad_values, grad_content
+
+
+def _first_positions(
+    grid: tuple[int, ...], before: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]] | None:
+    """The first quarter of the positions of a causal grid: its grid, which may have fewer axes, offsets before 0, and
+    its offsets in the table. None if there are few, or if earlier ones have as many terms.
+    """
+    side, is_last = min(grid[0], before[0] + 1), len(grid) == 1  # later positions have no more terms
+    if side == 1 and not is_last:
+        rest = _first_positions(grid[1:], before[1:])
+        return rest and (*rest[:2], (before[0], *rest[2]))
+    minimum = _MIN_SEQUENCE if is_last else 1
+    if side <= minimum:
+        return None
+    side = max(minimum, side // _SHRINK)
+    reach = min(before[0], side - 1)
+    return (side, *grid[1:]), (reach, *before[1:]), (slice(before[0] - reach, before[0] + 1),)
 
 
 def _is_transposed(x: Tensor) -> bool:

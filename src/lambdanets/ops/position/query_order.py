@@ -4,31 +4,22 @@ logits[n,h,m,u] = sum_k q[h,n,k] E[n,k,m,u];  y[h,n,:] = sum_{m,u} logits[n,h,m,
 Cost: h (k + v) u multiply-adds for each pair of a query and a position in the window of its tile, compared with k v u
 if lambdas are summed directly, so it is faster for large v. Memory: logits of one row of tiles.
 
-Queries are packed as (positions of the tile, (h, tiles, b), k) and values as ((tiles, b), window, v), so that neither
-matrix product needs a copy: logits (positions, (h, tiles, b), window) are batched over positions, and
-y ((tiles, b), (positions, h), v) over tiles and examples.
+With J_1 rows of J tiles, queries are packed as (J_1, positions of the tile, (h, J, b), k) and values as ((J, b), S_1,
+(columns of the window, u), v), so that neither matrix product needs a copy: logits (positions, (h, J, b), window)
+are batched over positions, and y ((J, b), (positions, h), v) over tiles and examples.
 """
 
 import itertools
-import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, NeedsGrad, Prepared, Problem, matmul_work
-from lambdanets.ops.position.windows import (
-    Tiling,
-    make_block,
-    make_block_backward,
-    pack_outputs,
-    pack_queries,
-    pack_values,
-    unpack_outputs,
-    unpack_queries,
-    unpack_values,
-)
+from lambdanets.ops.position.algorithm import CALL, Cost, NeedsGrad, Prepared, Problem, matmul_work
+from lambdanets.ops.position.maps import Axis, MapAlgorithm, maps_of
 from lambdanets.ops.precision import accumulation_dtype, product_dtype
+from lambdanets.ops.tables import pad_axis
 
 # Maximum size of the logits of a row of tiles, to fit the cache of a CPU core and of a GPU; larger batches are split.
 _LOGITS_BYTES = 8 << 20, 32 << 20
@@ -38,124 +29,161 @@ _TILE_ROWS = (1, 2, 4, 7)
 _TILE_COLUMNS = (2, 4, 7, 8, 16, 32)
 
 
-class QueryOrder(Algorithm):
+class QueryOrder(MapAlgorithm):
     name = "query_order"
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.dtype = product_dtype(problem.dtype, problem.is_gpu)
-        self._tiling = best_tiling(problem.at_least_2d())
-        self.batch = _limit_logits_bytes(problem, self._tiling).batch
+        self.tiles = best_tiles(problem)
+        self.rows, self.columns, maps = self.tiles
+        self.batch = maps // self.maps.slices.side
 
     def cost(self) -> Cost:
-        return _cost(self._tiling)
+        return _cost(self.map, self.tiles)
 
-    def prepare(self, table: Tensor) -> Prepared:
-        """Return a block of embeddings ((T_1..T_D), k, w_1, (w_2..w_D, u)) that is used for all tiles."""
-        axes = self._tiling.axes
-        block = make_block(table if table.ndim - 2 == len(axes) else table.unsqueeze(0), axes)
-        return (block.flatten(len(axes) + 2).flatten(0, len(axes) - 1),)
+    def block(self, table: Tensor) -> Tensor:
+        """Return ((T_1, T_2), k, (w_1, w_2, u))."""
+        pairs = self.rows.pairs(self.columns.pairs(table, 1), 0)  # (T_1, T_2, k, u, w_2, w_1)
+        return pairs.permute(0, 1, 2, 5, 4, 3).flatten(3).flatten(0, 1).contiguous()
 
-    def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        tiling, p = self._tiling, self._tiling.problem
-        block = grad_prepared[0].view(*tiling.tile, p.query_depth, *tiling.window, p.intra_depth)
-        table = make_block_backward(block, tiling.axes)
-        return table if len(self.problem.grid) > 1 else table.squeeze(0)
+    def block_adjoint(self, grad_block: Tensor) -> Tensor:
+        (rows, columns), p = (self.rows, self.columns), self.map
+        x = grad_block.view(rows.tile, columns.tile, p.query_depth, rows.window, columns.window, p.intra_depth)
+        x = rows.add_pairs(x.permute(0, 1, 2, 5, 4, 3), 0)  # (r_1, T_2, k, u, w_2)
+        return columns.add_pairs(x, 1)
 
-    def position_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
-        tiling = self._tiling
+    def _split(self, x: Tensor) -> Tensor:
+        """Reshape (b, h, n, c) to tiles (b, J_1, T_1, J, T_2, h, c)."""
+        return self.columns.tiles(self.rows.tiles(x.transpose(1, 2).unflatten(1, self.map.grid), 1), 3)
+
+    def _join(self, x: Tensor) -> Tensor:
+        """The inverse of `_split`."""
+        maps = x.flatten(3, 4).flatten(1, 2)[:, : self.rows.side, : self.columns.side]
+        return maps.flatten(1, 2).transpose(1, 2)
+
+    def _pack_queries(self, queries: Tensor) -> Tensor:
+        return self._split(queries).permute(1, 2, 4, 5, 3, 0, 6).flatten(3, 5).flatten(1, 2).contiguous()
+
+    def _unpack_queries(self, packed: Tensor) -> Tensor:
+        """The inverse of `_pack_queries`."""
+        x = packed.unflatten(2, (self.map.heads, self.columns.num_tiles, -1))
+        return self._join(x.unflatten(1, (self.rows.tile, self.columns.tile)).permute(5, 0, 1, 4, 2, 3, 6))
+
+    def _pack_outputs(self, outputs: Tensor) -> Tensor:
+        """Reshape (b, h, n, v) to (J_1, (J, b), (positions of the tile, h), v)."""
+        return self._split(outputs).permute(1, 3, 0, 2, 4, 5, 6).flatten(3, 5).flatten(1, 2).contiguous()
+
+    def _unpack_outputs(self, packed: Tensor) -> Tensor:
+        """The inverse of `_pack_outputs`."""
+        x = packed.unflatten(2, (self.rows.tile, self.columns.tile, -1))
+        return self._join(x.unflatten(1, (self.columns.num_tiles, -1)).permute(2, 0, 3, 1, 4, 5, 6))
+
+    def _pack_values(self, values: Tensor) -> Tensor:
+        maps = values.transpose(2, 3).unflatten(1, self.map.grid)
+        maps = maps if self.rows.is_covered else pad_axis(maps, 1, *self.rows.padding)
+        x = self.columns.windows(maps, 2).permute(2, 0, 1, 5, 3, 4)  # (J, b, S_1, w_2, u, v)
+        return x.flatten(3, 4).flatten(0, 1)
+
+    def _unpack_values(self, grad_values: Tensor) -> Tensor:
+        """The adjoint of `_pack_values`."""
+        (rows, columns), p = (self.rows, self.columns), self.map
+        x = grad_values.narrow(1, rows.padding[0], rows.side).unflatten(2, (columns.window, p.intra_depth))
+        x = x.unflatten(0, (columns.num_tiles, -1)).permute(1, 2, 0, 4, 5, 3)  # (b, S_1, J, u, v, w_2)
+        return columns.add_windows(x, 2).flatten(1, 2).transpose(2, 3)
+
+    def _window(self, packed_values: Tensor, row: int) -> Tensor:
+        """The values ((J, b), window, v) of a row of tiles."""
+        return packed_values.narrow(1, row * self.rows.tile, self.rows.window).flatten(1, 2)
+
+    def map_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
         (block,) = prepared
-        queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
-        outputs = []
-        for tile in tiling.axes[0].tiles():
-            positions = tile.num_rows * tiling.positions_per_tile_row
-            logits = torch.bmm(queries[tile.rows].flatten(0, 1), block[:positions, :, tile.block].flatten(2))
-            logits = logits.view(positions * self.problem.heads, values.shape[0], -1).transpose(0, 1)
-            output = torch.bmm(logits, values[:, tile.window].flatten(1, 2))
-            outputs.append(output.unflatten(1, (tile.num_rows, -1)))
-        return unpack_outputs(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), tiling)
+        packed, windows = self._pack_queries(queries), self._pack_values(values).contiguous()
+        rows_of_tile = len(block) * self.map.heads
+        outputs = packed.new_empty(len(packed), len(windows), rows_of_tile, values.shape[2])
+        for row, (tile_queries, output) in enumerate(zip(packed, outputs, strict=True)):
+            logits = torch.bmm(tile_queries, block).view(rows_of_tile, len(windows), -1)
+            torch.bmm(logits.transpose(0, 1), self._window(windows, row), out=output)
+        return self._unpack_outputs(outputs)
 
-    def position_gradients(
+    def map_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
-    ) -> tuple[Tensor | None, Prepared | None, Tensor | None]:
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Recomputes the logits; grad_queries and grad_block are computed from grad_logits."""
-        tiling, heads = self._tiling, self.problem.heads
         (block,) = prepared
-        queries, values = pack_queries(queries, tiling), pack_values(values, tiling)
-        grad_output = pack_outputs(grad_output, tiling)
+        packed, windows = self._pack_queries(queries), self._pack_values(values).contiguous()
+        grads = self._pack_outputs(grad_output)
         wide = accumulation_dtype(block.dtype)
-        grad_queries = torch.empty_like(queries) if needs.queries else None
+        grad_queries = torch.empty_like(packed) if needs.queries else None
         grad_block = torch.zeros_like(block, dtype=wide) if needs.table else None
-        grad_values = torch.zeros_like(values, dtype=wide) if needs.values else None
-        num_windows = values.shape[0]
-        for tile in tiling.axes[0].tiles():
-            positions = tile.num_rows * tiling.positions_per_tile_row
-            block_tile = block[:positions, :, tile.block].flatten(2)
-            query_tile = queries[tile.rows].flatten(0, 1)  # (positions, (h, J, b), k)
-            grad_tile = grad_output[:, tile.rows].flatten(1, 2)  # ((J, b), (positions, h), v)
+        grad_values = torch.zeros_like(windows, dtype=wide) if needs.values else None
+        for row, (tile_queries, grad) in enumerate(zip(packed, grads, strict=True)):
             if grad_values is not None:
-                logits = torch.bmm(query_tile, block_tile).view(positions * heads, num_windows, -1)
-                product = torch.bmm(logits.permute(1, 2, 0), grad_tile)
-                grad_values[:, tile.window] += product.unflatten(1, (tile.num_window_rows, -1))
+                logits = torch.bmm(tile_queries, block).view(-1, len(windows), block.shape[2])
+                window = grad_values.narrow(1, row * self.rows.tile, self.rows.window)
+                window += torch.bmm(logits.permute(1, 2, 0), grad).view(window.shape)
             if grad_queries is None and grad_block is None:
                 continue
-            # (positions, (h, J, b), window)
-            grad_logits = torch.bmm(grad_tile, values[:, tile.window].flatten(1, 2).mT).transpose(0, 1)
-            grad_logits = grad_logits.contiguous().view(positions, heads * num_windows, -1)
+            grad_logits = torch.bmm(grad, self._window(windows, row).mT).transpose(0, 1)
+            grad_logits = grad_logits.reshape(len(block), -1, block.shape[2])  # (positions, (h, J, b), window)
             if grad_queries is not None:
-                # view instead of flatten, which may copy
-                out = grad_queries[tile.rows].view(positions, *grad_queries.shape[2:])
-                torch.bmm(grad_logits, block_tile.transpose(1, 2), out=out)
+                torch.bmm(grad_logits, block.mT, out=grad_queries[row])
             if grad_block is not None:
-                product = torch.bmm(query_tile.transpose(1, 2), grad_logits)
-                grad_block[:positions, :, tile.block] += product.unflatten(2, (tile.num_window_rows, -1))
+                grad_block += torch.bmm(tile_queries.mT, grad_logits)
         return (
-            None if grad_queries is None else unpack_queries(grad_queries, tiling),
-            None if grad_block is None else (grad_block,),
-            None if grad_values is None else unpack_values(grad_values, tiling),
+            None if grad_queries is None else self._unpack_queries(grad_queries),
+            grad_block,
+            None if grad_values is None else self._unpack_values(grad_values),
         )
 
 
+class Tiles(NamedTuple):
+    """Tiles of the rows and columns of a map, and the number of maps in a call."""
+
+    rows: Axis
+    columns: Axis
+    maps: int
+
+
 @lru_cache(maxsize=1024)
-def best_tiling(problem: Problem) -> Tiling:
-    """Return the tiling with the least work, for a problem with at least two axes."""
-    rows, *others = problem.grid
-    choices = [sorted({min(side, rows) for side in (*_TILE_ROWS, rows)})]
-    for side, before, after in zip(others, problem.before[1:], problem.after[1:], strict=True):
-        can_tile = before + after < side  # otherwise windows are longer than the axis
-        choices.append([*(x for x in _TILE_COLUMNS if can_tile and 2 * x <= side), side])
-    tilings = [Tiling(problem, tile) for tile in itertools.product(*choices)]
-    limit = _LOGITS_BYTES[problem.is_gpu]
-    fitting = [tiling for tiling in tilings if tiling.logits_bytes(1) <= limit] or tilings[:1]
-    return min(fitting, key=lambda tiling: _cost(tiling).work)
+def best_tiles(problem: Problem) -> Tiles:
+    """Return the tiles with the least work whose logits fit the cache."""
+    (maps, p), limit = maps_of(problem), _LOGITS_BYTES[problem.is_gpu]
+    height, width, slices = maps.rows.side, maps.columns.side, maps.slices.side
+    heights = sorted({min(tile, height) for tile in (*_TILE_ROWS, height)})
+    widths = [*(tile for tile in _TILE_COLUMNS if 2 * tile <= width), width]
+    candidates: list[Tiles] = []
+    for tile_height, tile_width in itertools.product(heights, widths):
+        tiles = Tiles(maps.rows._replace(tile=tile_height), maps.columns._replace(tile=tile_width), slices)
+        examples = min(problem.batch, limit // (slices * _logits_bytes(p, tiles)))
+        if examples > 0 or not candidates:
+            candidates.append(tiles._replace(maps=slices * max(1, examples)))
+    return min(candidates, key=lambda tiles: _cost(p, tiles).work)
 
 
-def _limit_logits_bytes(problem: Problem, tiling: Tiling) -> Problem:
-    """Return the problem with the largest batch whose logits of a row of tiles fit the cache."""
-    limit = _LOGITS_BYTES[problem.is_gpu]
-    return problem.limit_batch(limit // tiling.logits_bytes(1))
+def _window(problem: Problem, tiles: Tiles) -> int:
+    """The number of logits of a query and a head."""
+    return tiles.rows.window * tiles.columns.window * problem.intra_depth
 
 
-def _cost(tiling: Tiling) -> Cost:
-    p = tiling.problem
-    k, v, heads = p.query_depth, p.value_depth, p.heads
-    batch = _limit_logits_bytes(p, tiling).batch
-    num_calls = -(-p.batch // batch)
-    num_windows = math.prod(tiling.num_tiles) * batch
-    logits_elements = 0
-    work = CALL * (6.0 * tiling.axes[0].num_tiles + 12)
-    for tile in tiling.axes[0].tiles():
-        positions = tile.num_rows * tiling.positions_per_tile_row
-        window = tile.num_window_rows * tiling.elements_per_window_row
-        logits_elements += positions * heads * num_windows * window
-        work += matmul_work(positions, heads * num_windows, k, window)
-        work += matmul_work(num_windows, positions * heads, window, v)
-    block = math.prod(tiling.tile) * k * tiling.window[0] * tiling.elements_per_window_row
-    window_elements = num_windows * p.grid[0] * tiling.elements_per_window_row * v
-    packed_elements = heads * batch * p.num_positions * (k + v) + window_elements
+def _logits_bytes(problem: Problem, tiles: Tiles) -> int:
+    """The size of the logits of a row of tiles of a map."""
+    queries = problem.heads * tiles.rows.tile * tiles.columns.tile * tiles.columns.num_tiles
+    return accumulation_dtype(problem.dtype).itemsize * queries * _window(problem, tiles)
+
+
+def _cost(problem: Problem, tiles: Tiles) -> Cost:
+    """The cost for a map."""
+    p, (rows, columns, maps) = problem, tiles
+    k, v, window = p.query_depth, p.value_depth, _window(p, tiles)
+    windows, positions = columns.num_tiles * maps, rows.tile * columns.tile
+    work = matmul_work(positions, p.heads * windows, k, window) + matmul_work(windows, positions * p.heads, window, v)
+    work = rows.num_tiles * (work + 6 * CALL) + 12 * CALL
+    packed_elements = p.heads * maps * p.num_positions * (k + v)
+    packed_elements += windows * p.grid[0] * columns.window * p.intra_depth * v
     work += _WORK_PER_COPIED_ELEMENT * packed_elements
     # Peak memory is in the backward pass: block and its gradient, logits twice and one product.
-    elements = 4 * block + 3 * packed_elements
-    workspace = p.dtype.itemsize * elements + 3 * tiling.logits_bytes(batch)
-    multiply_adds = num_calls * logits_elements * (k + v)
-    return Cost(multiply_adds, workspace, num_calls * work)
+    elements = 4 * positions * k * window + 3 * packed_elements
+    workspace = p.dtype.itemsize * elements + 3 * maps * _logits_bytes(p, tiles)
+    multiply_adds = p.batch * rows.num_tiles * columns.num_tiles * positions * p.heads * window * (k + v)
+    return Cost(multiply_adds, workspace, -(-p.batch // maps) * work)

@@ -1,0 +1,256 @@
+"""What the algorithms in PyTorch share: all grids as maps, and tiles of positions with windows of context positions.
+
+A sequence is a map with one row or, if it is long and its window is too, with rows of W positions: the offset
+(dy, dx) of the map is the offset dy W + dx of the sequence. The slices z of a volume are maps, whose values have the
+slices in reach as intra-depth: V'[(b z), (y x), v, (dz u)] = V[b, (z + dz) y x, v, u].
+
+Along an axis, a tile of T positions has a window of w = before + T + after positions, or the whole axis if the tile
+covers it. Maps are zero-padded to whole tiles and windows. The embedding of a pair depends only on its offset, so all
+tiles share one block of embeddings, E[t, w] = R[w - t], or R[before + w - t] if the tile covers the axis.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.position.algorithm import Algorithm, Gradients, NeedsGrad, Prepared, Problem, grad_of_content
+from lambdanets.ops.tables import pad_axis
+from lambdanets.ops.tracing import unfold
+
+_MIN_ROW = 32  # positions of the rows of a long sequence
+
+
+class Axis(NamedTuple):
+    """The tiles of one axis of a grid.
+
+    side: of the grid. before, after: number of offsets below and above 0 in the table. tile: positions of a tile.
+    """
+
+    side: int
+    before: int
+    after: int
+    tile: int = 1
+
+    @property
+    def is_covered(self) -> bool:
+        return self.tile >= self.side
+
+    @property
+    def window(self) -> int:
+        """Positions of a window."""
+        return self.side if self.is_covered else self.tile + self.before + self.after
+
+    @property
+    def num_tiles(self) -> int:
+        return -(-self.side // self.tile)
+
+    @property
+    def padding(self) -> tuple[int, int]:
+        """Positions before and after the axis that complete the windows."""
+        before = 0 if self.is_covered else self.before
+        return before, (self.num_tiles - 1) * self.tile + self.window - before - self.side
+
+    def tiles(self, x: Tensor, dim: int) -> Tensor:
+        """Split a dimension of x into tiles and their positions."""
+        missing = self.num_tiles * self.tile - self.side
+        return (pad_axis(x, dim, 0, missing) if missing else x).unflatten(dim, (self.num_tiles, self.tile))
+
+    def windows(self, x: Tensor, dim: int) -> Tensor:
+        """The windows of all tiles along a dimension of x, as a new last dimension."""
+        x = x if self.is_covered else pad_axis(x, dim, *self.padding)
+        return unfold(x, dim, self.num_tiles, self.window, self.tile)
+
+    def add_windows(self, windows: Tensor, dim: int) -> Tensor:
+        """The adjoint of `windows`."""
+        if self.is_covered:
+            return windows.select(dim, 0).movedim(-1, dim)
+        starts = range(0, self.num_tiles * self.tile, self.tile)
+        return _add_windows(windows, dim, starts).narrow(dim, self.before, self.side)
+
+    @property
+    def _table_padding(self) -> tuple[int, int]:
+        """Offsets before and after those of the table that pairs of a tile and its window have."""
+        if self.is_covered:
+            return self.side - 1 - self.before, self.side - 1 - self.after
+        return self.tile - 1, self.tile - 1
+
+    def pairs(self, table: Tensor, dim: int) -> Tensor:
+        """The entries of a table for the pairs of a tile and its window: T replaces r, w is a new last dimension."""
+        # Window i starts at offset i, so it belongs to tile position T - 1 - i.
+        return unfold(pad_axis(table, dim, *self._table_padding), dim, self.tile, self.window).flip(dim)
+
+    def add_pairs(self, pairs: Tensor, dim: int) -> Tensor:
+        """The adjoint of `pairs`."""
+        offsets = _add_windows(pairs, dim, range(self.tile - 1, -1, -1))
+        return offsets.narrow(dim, self._table_padding[0], self.before + 1 + self.after)
+
+
+def _add_windows(windows: Tensor, dim: int, starts: Sequence[int]) -> Tensor:
+    """Add windows, the last dimension, which start at these positions of a dimension, in this order."""
+    shape = list(windows.shape[:-1])
+    shape[dim] = max(starts) + windows.shape[-1]
+    total = windows.new_zeros(shape)
+    for start, window in zip(starts, windows.unbind(dim), strict=True):
+        total.narrow(dim, start, windows.shape[-1]).add_(window.movedim(-1, dim))
+    return total
+
+
+class Maps(NamedTuple):
+    """How a grid is computed as maps.
+
+    rows, columns: of a map. slices: of a volume. sequence: of which a map has the positions in several rows.
+    """
+
+    rows: Axis
+    columns: Axis
+    slices: Axis = Axis(1, 0, 0)
+    sequence: Axis | None = None
+
+    @classmethod
+    def of(cls, grid: Sequence[int], before: Sequence[int], after: Sequence[int]) -> "Maps":
+        axes = [Axis(*sizes) for sizes in zip(grid, before, after, strict=True)]
+        if len(axes) > 1:
+            return cls(*axes[-2:], *axes[:-2])
+        (sequence,) = axes
+        width = min(math.isqrt(sequence.side), (sequence.before + 1 + sequence.after) // 4)
+        if width < _MIN_ROW:
+            return cls(Axis(1, 0, 0), sequence)
+        height = -(-sequence.side // width)
+        reach = [min(height - 1, (offsets + width - 1) // width) for offsets in sequence[1:3]]
+        return cls(Axis(height, *reach), Axis(width, width - 1, width - 1), sequence=sequence)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the grid is a map, or a row of one."""
+        return self.slices.side == 1 and self.sequence is None
+
+    @property
+    def missing(self) -> int:
+        """Positions of a map after those of the sequence."""
+        return 0 if self.sequence is None else self.rows.side * self.columns.side - self.sequence.side
+
+    def table(self, table: Tensor) -> Tensor:
+        """Reshape a table (r_1..r_D, k, u) to (r_y, r_x, k, (r_z u))."""
+        if table.ndim > 3:
+            return table if table.ndim == 4 else table.movedim(0, 3).flatten(3)
+        if self.sequence is None:
+            return table.unsqueeze(0)
+        width, (_, before, after, _) = self.columns.side, self.rows
+        first, last = (rows * width + width - 1 for rows in (before, after))  # the farthest offsets of the map
+        table = pad_axis(table, 0, first - self.sequence.before, last - self.sequence.after)
+        return unfold(table, 0, before + 1 + after, 2 * width - 1, width).movedim(3, 1)
+
+    def split(self, x: Tensor) -> Tensor:
+        """Reshape (b, h, n, c) to maps (b, h, (y x), c), of which the slices are examples."""
+        if self.is_single:
+            return x
+        x = pad_axis(x, 2, 0, self.missing).transpose(1, 2)
+        return x.unflatten(1, (self.slices.side, -1)).flatten(0, 1).transpose(1, 2)
+
+    def join(self, x: Tensor) -> Tensor:
+        """The inverse of `split`."""
+        if self.is_single:
+            return x
+        x = x.transpose(1, 2).unflatten(0, (-1, self.slices.side)).flatten(1, 2)
+        return x.narrow(1, 0, x.shape[1] - self.missing).transpose(1, 2)
+
+    def values(self, values: Tensor) -> Tensor:
+        """Reshape values (b, n, v, u) to maps (b, (y x), v, (dz u))."""
+        if self.is_single:
+            return values
+        x = pad_axis(values, 1, 0, self.missing).unflatten(1, (self.slices.side, -1))
+        return self.slices.windows(x, 1).transpose(4, 5).flatten(4).flatten(0, 1)  # of (b, z, (y x), v, u, dz)
+
+
+def adjoint(linear: Callable[[Tensor], Tensor], shape: Sequence[int], grad: Tensor) -> Tensor:
+    """The gradient of the argument of a linear function, of this shape, from that of its result."""
+    with torch.enable_grad():
+        argument = grad.new_zeros(()).expand(shape).requires_grad_()
+        return torch.autograd.grad(linear(argument), argument, grad)[0]
+
+
+class MapAlgorithm(Algorithm):
+    """An algorithm for the position term of maps."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.maps, self.map = maps_of(problem)
+
+    @abstractmethod
+    def block(self, table: Tensor) -> Tensor:
+        """Compute the embeddings of the pairs of a tile from the table (r_y, r_x, k, u) of a map."""
+
+    @abstractmethod
+    def block_adjoint(self, grad_block: Tensor) -> Tensor:
+        """Compute the gradient of the table of a map from that of the block."""
+
+    @abstractmethod
+    def map_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
+        """Compute the position term (b, h, n, v) of maps: queries (b, h, n, k), values (b, n, v, u)."""
+
+    @abstractmethod
+    def map_gradients(
+        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Compute the needed gradients of queries, block and values; those of block and values in float32 or wider."""
+
+    def prepare(self, table: Tensor) -> Prepared:
+        return (self.block(self.maps.table(table)),)
+
+    def grad_table(self, grad_prepared: Prepared) -> Tensor:
+        p, grad = self.problem, self.block_adjoint(grad_prepared[0])
+        shape = *p.scope, p.query_depth, p.intra_depth
+        return grad.reshape(shape) if self.maps.is_single else adjoint(self.maps.table, shape, grad)
+
+    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+        output = self.maps.join(self.map_term(self.maps.split(queries), prepared, self.maps.values(values)))
+        return output if content is None else _add_products(output, queries, content)
+
+    def backward(
+        self,
+        grad_output: Tensor,
+        queries: Tensor,
+        prepared: Prepared,
+        values: Tensor,
+        content: Tensor | None,
+        needs: NeedsGrad,
+    ) -> Gradients:
+        maps = self.maps
+        grad_queries, grad_block, grad_values = self.map_gradients(
+            maps.split(grad_output), maps.split(queries), prepared, maps.values(values), needs
+        )
+        if grad_queries is not None:
+            grad_queries = maps.join(grad_queries)
+            if content is not None:
+                grad_queries = _add_products(grad_queries, grad_output, content.mT)
+        return (
+            grad_queries,
+            None if grad_block is None else (grad_block,),
+            grad_values if grad_values is None or maps.is_single else adjoint(maps.values, values.shape, grad_values),
+            grad_of_content(queries, grad_output) if needs.content else None,
+        )
+
+
+def maps_of(problem: Problem) -> tuple[Maps, Problem]:
+    """How the grid of a problem is computed as maps, and the problem of these maps."""
+    p = problem
+    maps = Maps.of(p.grid, p.before, p.after)
+    rows, columns, slices = maps[:3]
+    return maps, p._replace(
+        batch=p.batch * slices.side,
+        intra_depth=p.intra_depth * slices.window,
+        grid=(rows.side, columns.side),
+        before=(rows.before, columns.before),
+        after=(rows.after, columns.after),
+    )
+
+
+def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
+    """Add rows (b, h, n, i) @ matrices (b, i, j) to total, in place if it is (b, n, h, j) in memory."""
+    flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
+    product = flat_total.baddbmm_(flat_rows, matrices)
+    return product.unflatten(1, (-1, total.shape[1])).transpose(1, 2)
