@@ -10,13 +10,12 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
-from lambdanets import RelativeEmbedding
 from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.detection.task import build_model
 from lambdanets.training.callbacks import EMA
-from lambdanets.training.module import TrainingModule, make_schedule, without_weight_decay
+from lambdanets.training.module import TrainingModule, make_schedule
 from training.runs import classification_task
 
 
@@ -165,17 +164,14 @@ def test_gradients_that_stay_nonfinite_at_any_scale_end_the_run(monkeypatch):
         module.check_finite()
 
 
-@pytest.mark.parametrize("name", ["nuclei", "coco"])
-def test_embedding_tables_of_detectors_have_no_weight_decay(name):
+@pytest.mark.parametrize("names", [["backbone.network.fc"], {"backbone.network.fc": 1}])
+def test_tables_of_detectors_and_names_of_timm_have_no_weight_decay(names):
     with torch.device("meta"):
-        model = build_model(find_recipe(name), 2)
-    tables = {key for key, module in model.named_modules() if isinstance(module, RelativeEmbedding)}
-    assert tables
-    assert {f"{table}.table" for table in tables} <= without_weight_decay(model)
-
-
-@pytest.mark.parametrize("names", [["bias"], {"bias": 1}, {"bias"}])
-def test_names_without_weight_decay_of_timm_may_be_a_list_or_dict(names):
-    model = torch.nn.Linear(2, 2)
+        model = build_model(find_recipe("nuclei"), 2)
     model.no_weight_decay = lambda: names
-    assert without_weight_decay(model) == {"bias"}
+    model.backbone.network.register_parameter("fc", nn.Parameter(torch.zeros(2, 2)))
+    optimizer = TrainingModule(classification_task(DIGITS, model), DIGITS, 1).configure_optimizers()["optimizer"]
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    exempt = {name for name, p in model.named_parameters() if p.dim() > 1 and id(p) not in decayed}
+    assert exempt == {*names} | {name for name, _ in model.named_parameters() if name.endswith(".embedding.table")}
+    assert len(exempt) > 1

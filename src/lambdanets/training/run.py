@@ -233,8 +233,7 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     if getattr(recipe, "compile", False):  # a field of the tasks whose models can be compiled
         model.compile()
     timer = Timer()
-    metrics = tuple(dict.fromkeys((*task.TRAINING_METRICS, *task.VALIDATION_METRICS)))
-    log = RunLog(folder, metrics, world, recipe.max_unreadable)
+    log = RunLog(folder, task, world, recipe.max_unreadable)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
     stop = StopOnSignal(checkpoints / LAST)
     # order: EMA and metrics must update their state before a checkpoint is written
@@ -251,6 +250,7 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
         with stop.handling():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)
     finally:
+        log.close()
         prepared.training.close()
         prepared.validation.close()
     if ema:
