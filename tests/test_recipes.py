@@ -19,7 +19,7 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.registry import RECIPE_PACKAGES
 from lambdanets.tasks.classification.task import build_model
 from lambdanets.tasks.detection.task import build_model as build_detector
-from lambdanets.training import launching, run
+from lambdanets.training import distributed, run
 from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.module import TrainingModule, make_schedule
 from lambdanets.training.recipe import read_recipe
@@ -87,7 +87,7 @@ def test_docstring_of_a_recipe_has_a_summary_and_a_command(name, tmp_path, monke
             monkeypatch.setenv(variable, str(value))
         return main(command)
 
-    monkeypatch.setattr(launching, "launch", launch)
+    monkeypatch.setattr(distributed, "launch", launch)
     monkeypatch.chdir(tmp_path)
     (line,) = [line for line in docstring.splitlines() if line.startswith("Run: ")]
     command = line.partition("lambdanets ")[2]

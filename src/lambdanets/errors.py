@@ -124,6 +124,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     messages = (
         "can't allocate memory",
+        "unable to find an engine",  # cuDNN's, with little memory
         "CUBLAS_STATUS_ALLOC_FAILED",
         "CUDNN_STATUS_ALLOC_FAILED",
         "Triton Error [CUDA]: out of memory",

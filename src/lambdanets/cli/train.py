@@ -60,14 +60,12 @@ def main(arguments: list[str]) -> int:
     default = Path("runs") / f"{Path(command.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
     with explain_missing_extras(TASKS[command.recipe.task].extra):
-        from lambdanets.training.distributed import get_world, is_launched
+        from lambdanets.training import distributed
 
-        if options.devices is not None and not is_launched():
-            from lambdanets.training import launching
-
+        if options.devices is not None and not distributed.is_launched():
             run_option = ["--run", str(folder)] if folder == default else []
-            return launching.launch(options.devices, ["train", *arguments, *run_option])
-        world = get_world()
+            return distributed.launch(options.devices, ["train", *arguments, *run_option])
+        world = distributed.get_world()
         if options.devices not in (None, world.local_world_size):
             raise InputError(f"devices must be {world.local_world_size}, as torchrun started, got {options.devices}")
         if options.dry_run:

@@ -1,8 +1,9 @@
-"""Distributed training: rank, world size and collectives.
+"""Distributed training: torchrun, rank and world size, and collectives.
 
 torchrun sets rank and world size in environment variables. Without torchrun there is one process.
 """
 
+import logging
 import os
 import re
 import socket
@@ -15,8 +16,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from lambdanets.errors import InputError, RankZeroFailed
+from lambdanets.signals import EXIT_CODE
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -56,16 +61,33 @@ def get_world() -> World:
     return World(*(int(os.environ[name]) for name in names))
 
 
-def set_device(world: World) -> None:
-    """Select the GPU whose index is the local rank, if there are GPUs. Raises InputError if there are too few."""
-    if not torch.cuda.is_available():
-        return
-    if world.local_world_size > torch.cuda.device_count():
+def launch(num_processes: int, arguments: list[str]) -> int:
+    """Run `lambdanets` with these arguments in several processes on this machine by torchrun, and return its exit code.
+
+    The failed process prints its own error. Raises InputError if there are too few GPUs.
+    """
+    if torch.cuda.is_available() and num_processes > torch.cuda.device_count():
         raise InputError(
-            f"processes per node must be at most {torch.cuda.device_count()}, the number of its GPUs, "
-            f"got {world.local_world_size}"
+            f"devices must be at most {torch.cuda.device_count()}, the number of GPUs, got {num_processes}"
         )
-    torch.cuda.set_device(world.local_rank)
+    # otherwise torchrun would give each process one thread
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    options = ["--standalone", f"--nproc-per-node={num_processes}", "-m", "--", "lambdanets"]
+    try:
+        torchrun.run(torchrun.parse_args([*options, *arguments]))
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return code if code > 0 else 1  # negative for a signal
+    except (SignalException, KeyboardInterrupt):
+        return EXIT_CODE
+    return 0
+
+
+def set_device(world: World) -> None:
+    """Select the GPU whose index is the local rank, if there are GPUs."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(world.local_rank)
 
 
 @contextmanager
