@@ -55,8 +55,9 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     command = parse_train_command(arguments)
     options = command.options
-    if options.dry_run and (conflicting := [name for name in ("resume", "quicktest") if getattr(options, name)]):
-        raise InputError(f"--dry-run trains nothing; remove --{' and --'.join(conflicting)}")
+    kinds = [f"--{name.replace('_', '-')}" for name in ("resume", "quicktest", "dry_run") if getattr(options, name)]
+    if len(kinds) > 1:
+        raise InputError(f"{' and '.join(kinds)} cannot be used together; remove one of them")
     default = Path("runs") / f"{Path(command.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
     with explain_missing_extras(TASKS[command.recipe.task].extra):
@@ -126,10 +127,7 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
 
 
 def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **texts: str) -> list[Any]:
-    """Parse options of a command and of its recipe; model options are merged into those of the recipe.
-
-    If another model is given, options of the recipe that it does not have are dropped.
-    """
+    """Parse options of a command and of its recipe; model options are merged into those that the recipe's model has."""
     defaults = (options, replace(recipe, model_options={}))
     parsed, changed = parse_all(defaults, arguments, **texts)
     merged = _options_for(changed.model, recipe) | changed.model_options
@@ -137,18 +135,12 @@ def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: lis
 
 
 def _options_for(model: str, recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the recipe's model options that a model has.
-
-    Options of a model of this package are dropped for others. The arguments of models of timm are not known, so timm
-    checks options from one of them for another.
-    """
+    """Return the recipe's model options that a model is known to have."""
     if model == recipe.model or not recipe.model_options:
         return recipe.model_options
     from lambdanets.models.factory import constructor_arguments
 
     known = constructor_arguments(model)
-    if not known and not constructor_arguments(recipe.model):
-        return recipe.model_options
     return {name: value for name, value in recipe.model_options.items() if name in known}
 
 
@@ -183,12 +175,9 @@ def _train(command: TrainCommand, folder: Path, world_size: int) -> dict[str, An
 
     options, recipe = command.options, command.recipe
     if options.quicktest:
-        data = folder.absolute().with_name(f"{folder.absolute().name}-data")
-        if world_size > 1 or options.resume is not None:
-            raise InputError("--quicktest needs a new run in one process; remove --quicktest")
-        if folder.exists() and not data.exists():
-            raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
-        recipe = task_class(recipe).quicktest(recipe, data)
+        if world_size > 1:
+            raise InputError("--quicktest needs one process; remove --quicktest or --devices")
+        recipe = task_class(recipe).quicktest(recipe, folder.absolute().with_name(f"{folder.absolute().name}-data"))
     file = f"{shlex.quote(command.name)} " if command.name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start
