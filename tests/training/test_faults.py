@@ -66,9 +66,9 @@ def test_repeating_the_command_resumes_and_then_changes_no_file(quick, quick_run
         run.start(quick, folder)
     assert steps == [4, 5, 6, 7, 8]
     assert_same_result(quick_run, folder)
-    times_before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert run.start(quick, folder)["epochs"] == 3
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times_before
+    assert times == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_more_than_max_unreadable_images_stop_the_run(quick, two_classes, tmp_path):

@@ -1,15 +1,13 @@
 """Errors caused by a lost rank get an explanation; other errors are raised unchanged."""
 
-import multiprocessing
 import os
-import socket
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from lambdanets.errors import InputError
 from lambdanets.training.distributed import all_reduce_sum, process_group, report_lost_connection
+from training.runs import become_rank, exit_codes, free_port
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
 
@@ -47,9 +45,7 @@ def test_other_runtime_errors_are_not_reported_as_lost_connections(error):
 
 def all_reduce_with_a_lost_rank(rank, port, lost_rank):
     """Exit with code 7 if an all-reduce raises the error with the explanation, with code 1 for another error."""
-    torch.set_num_threads(1)
-    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    become_rank(rank, port=port)
     try:
         with process_group():
             all_reduce_sum(rank)
@@ -63,14 +59,6 @@ def all_reduce_with_a_lost_rank(rank, port, lost_rank):
 @pytest.mark.forks
 @pytest.mark.parametrize("lost_rank", [0, 1])
 def test_loss_of_another_rank_in_a_collective_gets_an_explanation(lost_rank):
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=all_reduce_with_a_lost_rank, args=(rank, port, lost_rank)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=60)
-    assert processes[lost_rank].exitcode == 9
-    assert processes[1 - lost_rank].exitcode == 7
+    port = free_port()
+    codes = exit_codes(all_reduce_with_a_lost_rank, [(rank, port, lost_rank) for rank in range(2)])
+    assert (codes[lost_rank], codes[1 - lost_rank]) == (9, 7)

@@ -51,8 +51,7 @@ def apply_ema(decay, weights):
     return module
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.9999])
-@pytest.mark.parametrize("steps", [1, 2, 60])
+@pytest.mark.parametrize(("decay", "steps"), [(0.0, 2), (0.9, 1), (0.9, 60), (0.9999, 60)])
 def test_ema_equals_the_reference_implementation(decay, steps):
     weights = torch.randn(steps + 1, 3, generator=torch.Generator().manual_seed(0)).cumsum(0)
     expected = weights[0].double()
@@ -63,11 +62,6 @@ def test_ema_equals_the_reference_implementation(decay, steps):
     torch.testing.assert_close(module.weight.double(), expected, rtol=2e-6, atol=2e-6, check_dtype=False)
     assert torch.equal(module.running_mean, -module.weight)  # averaged like the weights
     assert module.count.tolist() == [steps, steps]
-
-
-def test_ema_of_constant_weights_is_exact():
-    weights = torch.tensor([[0.1, 0.7, -3.3]]).repeat(9, 1)
-    assert torch.equal(apply_ema(0.9999, weights).weight, weights[0])
 
 
 def test_validation_uses_ema_weights_and_training_does_not():
@@ -101,11 +95,6 @@ def test_cosine_schedule_rises_to_the_peak_and_falls_to_zero():
 def test_staircase_schedule_is_constant_between_decays(warmup, length, expected):
     recipe = replace(DIGITS, warmup_epochs=warmup, schedule="staircase", decay=0.5, decay_epochs=length)
     assert [make_schedule(recipe, 1)(step) for step in range(len(expected))] == expected
-
-
-def test_schedules_without_warmup_start_at_the_peak():
-    for schedule in ("cosine", "staircase"):
-        assert make_schedule(replace(DIGITS, warmup_epochs=0, schedule=schedule), 10)(0) == 1
 
 
 def weights_after_steps(fields, gradients, start):
