@@ -31,7 +31,7 @@ def find_recipe(name: str) -> Any:
     """Return a recipe or variant by name, or the `recipe` that is assigned in a Python file."""
     if name.lower().endswith(".py"):
         return _run_file(name)
-    recipes = {}
+    recipes: dict[str, Any] = {}
     for each, module in _modules().items():
         recipes |= dict(zip(list_variants(each), getattr(module, "recipes", {}).values(), strict=True))
         recipes[each] = module.recipe

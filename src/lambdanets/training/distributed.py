@@ -5,7 +5,6 @@ torchrun sets rank and world size in environment variables. Without torchrun the
 
 import logging
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -28,8 +27,6 @@ Item = TypeVar("Item")
 _STORE_TIMEOUT = timedelta(minutes=10)
 # Long, because ranks wait while rank zero evaluates or writes. If a rank dies, the others notice its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
-# For a lost connection, gloo raises a RuntimeError whose message begins with the path of a gloo source file.
-_GLOO_ERROR = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
 _STORE_CONNECT_SECONDS = 300.0  # until a rank gives up connecting to the store of rank zero
 
 
@@ -100,36 +97,17 @@ def process_group() -> Iterator[World]:
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        with report_lost_connection():
-            dist.init_process_group(
-                backend,
-                store=_connect_store(world),
-                rank=world.rank,
-                world_size=world.world_size,
-                timeout=_COLLECTIVE_TIMEOUT,
-            )
-            yield world
+        dist.init_process_group(
+            backend,
+            store=_connect_store(world),
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=_COLLECTIVE_TIMEOUT,
+        )
+        yield world
     finally:
         if dist.is_initialized():  # Lightning may have destroyed it
             dist.destroy_process_group()
-
-
-@contextmanager
-def report_lost_connection() -> Iterator[None]:
-    """Raise InputError if a collective or the store lost the connection to another rank.
-
-    Other errors are not changed, for example CUDA errors about peer access, or NCCL errors about a GPU that two ranks
-    use.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        is_lost = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
-        is_lost |= isinstance(error, dist.DistBackendError) and "ncclRemoteError" in str(error)
-        is_lost |= _GLOO_ERROR.match(str(error)) is not None
-        if not is_lost:
-            raise
-        raise InputError(f"connection to another rank was lost: {' '.join(str(error).split())[:200]}") from error
 
 
 def rank_zero_first(compute: Callable[[], T]) -> T:

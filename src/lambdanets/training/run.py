@@ -74,7 +74,8 @@ def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]
     if not (folder / RECIPE).is_file():
         got = f"one without {RECIPE}" if folder.exists() else "none of this name"
         raise InputError(f"{folder} must be a run folder, got {got}")
-    return _start_or_resume(folder, recipe and replace(recipe, **absolute_paths(recipe)))
+    recipe = recipe or read_recipe(folder / RECIPE)
+    return _start_or_resume(folder, replace(recipe, **absolute_paths(recipe)))
 
 
 def check(recipe: TrainingRecipe) -> Task:
@@ -83,7 +84,7 @@ def check(recipe: TrainingRecipe) -> Task:
         return prepare(resolve_recipe(recipe), world).task
 
 
-def _start_or_resume(folder: Path, recipe: TrainingRecipe | None) -> dict[str, Any]:
+def _start_or_resume(folder: Path, recipe: TrainingRecipe) -> dict[str, Any]:
     with process_group() as world:
         run_folder = _run_folder(folder, recipe)
         broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
@@ -94,7 +95,6 @@ def _start_or_resume(folder: Path, recipe: TrainingRecipe | None) -> dict[str, A
                     is_started = broadcast_from_rank_zero(run_folder.is_started)
                     if is_started:
                         recipe = _resumed_recipe(read_recipe(folder / RECIPE), recipe)
-                    assert recipe is not None
                     return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
         if not world.is_rank_zero:
             return {}
@@ -103,9 +103,9 @@ def _start_or_resume(folder: Path, recipe: TrainingRecipe | None) -> dict[str, A
         return result
 
 
-def _resumed_recipe(stored: TrainingRecipe, requested: TrainingRecipe | None) -> TrainingRecipe:
+def _resumed_recipe(stored: TrainingRecipe, requested: TrainingRecipe) -> TrainingRecipe:
     """Return the recipe of a run with the requested fields in CHANGEABLE, such as the path of the data."""
-    changes = {name: getattr(requested, name, None) for name in stored.CHANGEABLE}
+    changes = {name: getattr(requested, name) for name in stored.CHANGEABLE}
     return replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
 
 
@@ -141,8 +141,8 @@ def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
     return task_class(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
 
 
-def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolder:
-    """Return the run folder, which must be for this recipe unless the recipe is None."""
+def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
+    """Return the run folder, which must be for this recipe."""
     finished = (folder / RESULT).is_file()
 
     def identify(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -157,16 +157,16 @@ def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolde
         if not (folder / RECIPE).is_file():
             return None
         existing = read_recipe(folder / RECIPE)
-        if recipe is not None and existing.task != recipe.task:
+        if existing.task != recipe.task:
             raise InputError(
                 f"task must be {existing.task}, got {recipe.task}, since {folder} has a {existing.task} run; "
                 "choose another folder"
             )
         return identify(existing)
 
-    identity = identify(recipe) if recipe is not None else {}
     advice = "choose another folder" if finished else f"choose another folder, or resume it with --resume {folder}"
-    return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identity, read_identity, advice)
+    work = f"a {'finished' if finished else 'started'} run"
+    return WorkFolder(folder, work, identify(recipe), read_identity, advice)
 
 
 def _has_checkpoint(folder: Path) -> bool:
