@@ -191,7 +191,7 @@ def test_predict_interrupted_by_a_signal_resumes_to_the_same_files(
         patch.setattr(kind, "write", write_with_signal)
         assert main([*map(str, command), str(out)]) == 130
     output = capsys.readouterr().err
-    assert "stopped after 2 of 6 images, saved in " in output
+    assert "stopped; finished images are saved in " in output
     assert "; run the same command to resume\n" in output
     assert not [path for path in tmp_path.rglob(".*") if "lock" in path.name or "unfinished" in path.name]
     (journal,) = tmp_path.rglob("*.partial")

@@ -8,9 +8,7 @@ import pytest
 
 from lambdanets.inference.segmentation_scores import (
     IGNORED,
-    boundary_f1,
     count_image,
-    find_boundaries,
     summarize,
 )
 
@@ -86,24 +84,6 @@ def test_boundary_f1_is_the_mean_over_images_with_a_boundary():
     pairs = [(square, square), (square, empty), (empty, empty)]
     scores = summarize((count_image(i, *pair, 2) for i, pair in enumerate(pairs)), ("background", "square"))
     assert scores.boundary_f1 == (0.5, 0.5)  # 1, 0 and none
-
-
-@pytest.mark.parametrize(("offset", "expected"), [(0, 1.0), (2, 1.0), (3, 0.0)])
-def test_boundaries_match_within_two_pixels(offset, expected):
-    line = np.zeros((12, 12), bool)
-    line[:, 2] = True
-    assert boundary_f1(line, np.roll(line, offset, axis=1)) == expected
-
-
-def test_image_edges_and_ignored_pixels_are_no_boundary():
-    labels = np.ones((5, 6), np.uint8)
-    assert not find_boundaries(labels).any()
-    labels[:, 3:] = IGNORED
-    assert not find_boundaries(labels).any()
-    labels[:, 5] = 0
-    assert not find_boundaries(labels).any()
-    labels[:, 4] = 1
-    assert find_boundaries(labels).nonzero()[1].tolist() == [4, 5] * 5
 
 
 def test_perfect_predictions_have_score_1_and_wrong_ones_0():
