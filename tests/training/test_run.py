@@ -232,7 +232,7 @@ def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, dama
 
 @pytest.mark.parametrize("content", [b"{", b"[]"])
 def test_rejects_a_damaged_result_json(quick, content, tmp_path):
-    write_recipe(quick, tmp_path / "recipe.json")
+    write_recipe(run.resolve_recipe(quick), tmp_path / "recipe.json")
     (tmp_path / "result.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"result\.json is damaged"):
         run.resume(tmp_path)

@@ -67,10 +67,13 @@ def main(arguments: list[str]) -> int:
             run_option = ["--run", str(folder)] if folder == default else []
             return distributed.launch(options.devices, ["train", *arguments, *run_option])
         world = distributed.get_world()
-        if options.devices not in (None, world.local_world_size):
-            raise InputError(f"devices must be {world.local_world_size}, as torchrun started, got {options.devices}")
         if options.dry_run:
-            _dry_run(command.recipe, is_rank_zero=world.is_rank_zero)
+            from lambdanets.training.dry_run import dry_run
+
+            with Progress("timing"):
+                lines = dry_run(command.recipe)
+            if world.is_rank_zero:
+                echo(*lines)
             return 0
         if world.world_size > 1 and folder == default:
             raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
@@ -182,15 +185,6 @@ def _train(command: TrainCommand, folder: Path, world_size: int) -> dict[str, An
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start
         return start(folder=folder, recipe=recipe)
-
-
-def _dry_run(recipe: TrainingRecipe, *, is_rank_zero: bool) -> None:
-    from lambdanets.training.dry_run import dry_run
-
-    with Progress("timing"):
-        lines = dry_run(recipe)
-    if is_rank_zero:
-        echo(*lines)
 
 
 @contextlib.contextmanager

@@ -58,33 +58,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
-    return _start_or_resume(folder, resolve_recipe(recipe))
-
-
-def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]:
-    """Resume an unfinished run from its last checkpoint and return the result.
-
-    recipe: the run's recipe with other values of `CHANGEABLE` fields, such as the path of moved data.
-
-    The result is the same as that of an uninterrupted run. If the run is finished, its result is
-    returned. Raises InputError if the folder is not a run folder or has a run of another recipe, if
-    a file is damaged or if the data has changed, and InUseError if another process trains in the
-    folder.
-    """
-    if not (folder / RECIPE).is_file():
-        got = f"one without {RECIPE}" if folder.exists() else "none of this name"
-        raise InputError(f"{folder} must be a run folder, got {got}")
-    recipe = recipe or read_recipe(folder / RECIPE)
-    return _start_or_resume(folder, replace(recipe, **absolute_paths(recipe)))
-
-
-def check(recipe: TrainingRecipe) -> Task:
-    """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
-    with process_group() as world:
-        return prepare(resolve_recipe(recipe), world).task
-
-
-def _start_or_resume(folder: Path, recipe: TrainingRecipe) -> dict[str, Any]:
+    recipe = resolve_recipe(recipe)
     with process_group() as world:
         run_folder = _run_folder(folder, recipe)
         broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
@@ -101,6 +75,28 @@ def _start_or_resume(folder: Path, recipe: TrainingRecipe) -> dict[str, Any]:
         result = read_result(folder)
         echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
         return result
+
+
+def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]:
+    """Resume an unfinished run from its last checkpoint and return the result.
+
+    recipe: the run's recipe with other values of `CHANGEABLE` fields, such as the path of moved data.
+
+    The result is the same as that of an uninterrupted run. If the run is finished, its result is
+    returned. Raises InputError if the folder is not a run folder or has a run of another recipe, if
+    a file is damaged or if the data has changed, and InUseError if another process trains in the
+    folder.
+    """
+    if not (folder / RECIPE).is_file():
+        got = f"one without {RECIPE}" if folder.exists() else "none of this name"
+        raise InputError(f"{folder} must be a run folder, got {got}")
+    return start(recipe or read_recipe(folder / RECIPE), folder)
+
+
+def check(recipe: TrainingRecipe) -> Task:
+    """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
+    with process_group() as world:
+        return prepare(resolve_recipe(recipe), world).task
 
 
 def _resumed_recipe(stored: TrainingRecipe, requested: TrainingRecipe) -> TrainingRecipe:
