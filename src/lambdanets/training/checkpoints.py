@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open
 from lambdanets.inference.model_card import read_card
 from lambdanets.models.weights import load_tensors, read_weights
@@ -76,18 +76,14 @@ def check_resumable(
     advice = _advice(path)
     try:
         tensors, state = read_weights(path)
-        if "fit_loop" not in state["loops"]:
-            raise KeyError
+        card = read_card(path, state)
+        saved = type(recipe).from_fields(card.recipe, str(path))
         saved_fingerprint = state["callbacks"]["KeepLast"]["data"]
-        content = read_card(path, state)
-        saved = type(recipe).from_fields(content.recipe, str(path))
-    except InputError as error:
-        raise InputError(f"{error}; {advice}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} must be a checkpoint of a run, got a file of weights; {advice}") from error
+    except (InputError, KeyError) as error:
+        raise InputError(f"{path} must be a checkpoint of a run: {one_line(error)}; {advice}") from error
     if saved.without_changeable_fields() != recipe.without_changeable_fields():
         raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
-    if content.classes != classes:
+    if card.classes != classes:
         raise InputError(f"the classes of the data have changed since the run started; start a new run, or {advice}")
     if saved_fingerprint != fingerprint:
         raise InputError("the data has changed since the run started (images, file names or classes); start a new run")
