@@ -274,12 +274,3 @@ def test_earlier_names_of_commands_work_for_one_version(command, task, runs, pho
     options = [photos / "white.png", "--out", tmp_path / "out"] if command.endswith("predict") else []
     succeed(*command.split(), runs[task], *options)
     assert capsys.readouterr().err.startswith(f"lambdanets {command} is now: lambdanets {command.split()[1]} ")
-
-
-@pytest.mark.parametrize("task", OUT)
-def test_help_for_a_model_lists_the_options_of_its_task(task, runs, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["predict", str(runs[task]), "--help"])
-    output = capsys.readouterr().out
-    for option, tasks in (("--top", "classification"), ("--score", "detection"), ("--figures", "detection segment")):
-        assert (f"  {option}" in output) == any(task.startswith(name) for name in tasks.split())
