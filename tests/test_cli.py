@@ -13,7 +13,7 @@ from lambdanets.cli import main
 from lambdanets.cli.train import parse_train_command
 from lambdanets.inference import loading
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training import launching
+from lambdanets.training import distributed
 
 
 def test_train_prints_classes_and_left_out_files_first_and_top1_last(two_classes, tmp_path, capsys):
@@ -78,7 +78,7 @@ def test_train_rejects_invalid_options_in_one_line(line, quick_run, capsys, tmp_
 @pytest.mark.parametrize("devices", [["--devices=2"], ["--devices", "2"]])
 def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monkeypatch):
     launched = []
-    monkeypatch.setattr(launching, "launch", lambda *arguments: launched.append(arguments) or 0)
+    monkeypatch.setattr(distributed, "launch", lambda *arguments: launched.append(arguments) or 0)
     assert main(["train", "digits", *devices, "--run", str(tmp_path / "run")]) == 0
     assert launched == [(2, ["train", "digits", *devices, "--run", str(tmp_path / "run")])]
     assert main(["train", "digits", *devices]) == 0

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -71,9 +72,20 @@ def describe_failure(error: Exception) -> str | None:
         return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
         return "a data loading worker was killed, probably because memory ran out; use fewer --workers"
+    if _is_lost_connection(error):
+        return f"connection to another rank was lost: {one_line(error)[:200]}"
     if is_out_of_memory(error):
         return "out of memory; free memory, or choose a smaller batch, model or image size"
     return None
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    """Whether a collective of torch.distributed, or its store, lost the connection to another rank."""
+    if type(error).__name__ == "DistBackendError":
+        return "ncclRemoteError" in str(error)
+    # gloo raises a RuntimeError whose message begins with the path of one of its source files
+    is_of_gloo = re.match(r"\[\S*/gloo/\S+:\d+\] ", str(error)) is not None
+    return type(error).__name__ in ("DistNetworkError", "DistStoreError") or is_of_gloo
 
 
 def _is_user_fixable(error: OSError) -> bool:
@@ -124,6 +136,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     messages = (
         "can't allocate memory",
+        "unable to find an engine",  # cuDNN's, with little memory
         "CUBLAS_STATUS_ALLOC_FAILED",
         "CUDNN_STATUS_ALLOC_FAILED",
         "Triton Error [CUDA]: out of memory",

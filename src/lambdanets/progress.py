@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Self, TypeVar
 
 from lambdanets.signals import check_signals
@@ -23,8 +23,7 @@ class Progress:
     total: number of items; if None, there is no bar, and the lines show the elapsed time.
     initial: number of items that were done before.
     bar: False if the command prints each item anyway; then there is no bar.
-    note: text about the current item, or a function that returns it, which replaces the speed; may be changed at any
-        time, as `label` and `done` may.
+    note: text about the current item; may be changed at any time, as `label` and `done` may.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class Progress:
         *,
         initial: int = 0,
         bar: bool = True,
-        note: str | Callable[[], str] = "",
+        note: str = "",
     ) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.done = self._initial = initial
@@ -77,16 +76,13 @@ class Progress:
     def line(self) -> str:
         """Return the progress as one line of text."""
         seconds = time.monotonic() - self._started
-        parts = [note] if (note := self._note()) else []
+        parts = [self.note] if self.note else []
         if self.total is None:
             return f"{self.label}: {', '.join([*parts, f'{format_duration(seconds)} so far'])}"
         rate = (self.done - self._initial) / max(seconds, 1e-9)
-        if rate and not callable(self.note):
+        if rate:
             parts = [f"{rate:.3g} {self.unit}/s, {format_duration((self.total - self.done) / rate)} left", *parts]
         return f"{self.label}: {', '.join([f'{self.done:,} of {self.total:,} {self.unit}', *parts])}"
-
-    def _note(self) -> str:
-        return self.note() if callable(self.note) else self.note
 
     def _print_lines(self) -> None:
         stream = sys.stderr
@@ -96,15 +92,15 @@ class Progress:
     def _show_bar(self) -> None:
         from tqdm import tqdm
 
-        fields = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}"
-        speed = "" if callable(self.note) else " [{elapsed}<{remaining}, {rate_fmt}]"
+        speed = " [{elapsed}<{remaining}, {rate_fmt}]{postfix}"
+        bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}" + speed
         options: dict[str, Any] = {"unit": f" {self.unit}", "leave": False, "file": sys.stderr, "dynamic_ncols": True}
         options["desc"] = printable(self.label)
-        with tqdm(total=self.total, initial=self._initial, bar_format=f"{fields}{speed}{{postfix}}", **options) as bar:
+        with tqdm(total=self.total, initial=self._initial, bar_format=bar_format, **options) as bar:
             while not self._stopped.wait(SECONDS_PER_BAR):
                 bar.total, bar.n = self.total, self.done
                 bar.set_description_str(printable(self.label), refresh=False)
-                bar.set_postfix_str(printable(self._note()))
+                bar.set_postfix_str(printable(self.note))
 
 
 def track(items: Iterable[Item], label: str, total: int, unit: str, *, bar: bool = True) -> Iterator[Item]:

@@ -112,18 +112,24 @@ def train_on_ranks(recipe, folder, world_size, kill_at=None):
 
     The ranks are forked, which saves time for imports. kill_at: step at which each rank gets SIGKILL.
     """
+    port = free_port()
+    return exit_codes(_train, [(recipe, folder, rank, world_size, port, kill_at) for rank in range(world_size)])
+
+
+def free_port():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+        return sock.getsockname()[1]
+
+
+def exit_codes(function, arguments):
+    """Call function(*each) for each of the arguments in a forked process, and return the exit codes."""
     context = multiprocessing.get_context("fork")
-    processes = [
-        context.Process(target=_train, args=(recipe, folder, rank, world_size, port, kill_at))
-        for rank in range(world_size)
-    ]
+    processes = [context.Process(target=function, args=each) for each in arguments]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout=120)
+        process.join(timeout=240)
     return [process.exitcode for process in processes]
 
 
@@ -141,10 +147,14 @@ def _run_rank(rank, function, folder):
 
 
 def _train(recipe, folder, rank, world_size, port, kill_at):
-    """Train as one rank that torchrun has started."""
-    torch.set_num_threads(1)
-    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    become_rank(rank, world_size, port)
     if kill_at is not None:
         at_step(pytest.MonkeyPatch(), kill_at, lambda: os.kill(os.getpid(), signal.SIGKILL))
     run.start(recipe, folder)
+
+
+def become_rank(rank, world_size=2, port=0):
+    """Set the environment of a rank that torchrun has started."""
+    torch.set_num_threads(1)
+    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -3,7 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lambdanets.data.image_search import find_images
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.evaluator import evaluate
 from lambdanets.inference.loading import load
@@ -38,8 +37,3 @@ def test_evaluation_does_not_depend_on_the_batch_size(classifier, two_classes, b
     assert batch_sizes == [20] + [2] * 10
     assert one_batch.predicted.tolist() == batches_of_2.predicted.tolist()
     np.testing.assert_allclose(one_batch.confidence, batches_of_2.confidence, rtol=1e-4)
-
-
-def test_predict_files_uses_batch_size_1(classifier, two_classes, batch_sizes):
-    assert len(list(classifier.predict_files(find_images([str(two_classes)]).paths, []))) == 20
-    assert batch_sizes == [1] * 20

@@ -3,11 +3,9 @@
 import contextlib
 import io
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.run as torchrun
 from torch import nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
@@ -24,10 +23,19 @@ from lambdanets.data.batches import BatchSlice
 from lambdanets.data.datasets import open_splits
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.classification.task import build_model, make_batches
-from lambdanets.training import launching, run
+from lambdanets.training import distributed, run
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
-from training.runs import assert_same_result, at_step, classification_task, run_on_two_ranks, train_on_ranks
+from training.runs import (
+    assert_same_result,
+    at_step,
+    become_rank,
+    classification_task,
+    exit_codes,
+    free_port,
+    run_on_two_ranks,
+    train_on_ranks,
+)
 
 RECIPE = replace(DIGITS, model="lambda_resnet20_small", batch_size=16, image_size=8, training_images=None)
 
@@ -60,19 +68,13 @@ class _Step(nn.Module):
         return self._training_step(batch, 0)["loss"]
 
 
-def test_two_ranks_have_the_same_gradients_as_one_rank(tmp_path):
-    actual, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, accumulation_steps=2)), tmp_path)
+def test_gradients_do_not_depend_on_ranks_and_micro_batches(tmp_path):
     expected = gradients(BatchSlice())
+    on_two_ranks, _ = run_on_two_ranks(lambda rank: gradients(BatchSlice(rank, 2, accumulation_steps=2)), tmp_path)
     largest = max(gradient.abs().max() for gradient in expected)
-    for on_one_rank, on_two_ranks in zip(expected, actual, strict=True):
-        assert (on_one_rank - on_two_ranks).abs().max() < 1e-12 * largest
-
-
-def test_gradient_accumulation_equals_the_full_batch():
-    expected, actual = gradients(BatchSlice()), gradients(BatchSlice(accumulation_steps=4))
-    largest = max(gradient.abs().max() for gradient in expected)
-    for full_batch, accumulated in zip(expected, actual, strict=True):
-        assert (full_batch - accumulated).abs().max() < 1e-12 * largest
+    for actual in (on_two_ranks, gradients(BatchSlice(accumulation_steps=4))):
+        for whole, divided in zip(expected, actual, strict=True):
+            assert (whole - divided).abs().max() < 1e-12 * largest
 
 
 # 2 epochs of 4 steps, with random augmentations, EMA and micro-batches.
@@ -117,16 +119,7 @@ def run_agent(folder: Path, port: int) -> None:
 @pytest.mark.slow
 @pytest.mark.forks
 def test_elastic_restart_is_bit_identical(uninterrupted, tmp_path):
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    agents = [context.Process(target=run_agent, args=(tmp_path / "restarted", port)) for _ in range(2)]
-    for agent in agents:
-        agent.start()
-    for agent in agents:
-        agent.join(timeout=240)
-    assert [agent.exitcode for agent in agents] == [0, 0]
+    assert exit_codes(run_agent, [(tmp_path / "restarted", free_port())] * 2) == [0, 0]
     assert_same_result(uninterrupted, tmp_path / "restarted")
 
 
@@ -150,8 +143,7 @@ def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path):
 
 def train_command_on_rank(rank: int, folder: Path) -> tuple[int, str]:
     """Run a training command on one of two ranks; return its exit code and stderr."""
-    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    become_rank(rank)
     with contextlib.redirect_stderr(io.StringIO()) as output:
         return main(["train", "digits", "--run", str(folder)]), output.getvalue()
 
@@ -169,8 +161,7 @@ def test_input_error_of_two_ranks_is_printed_once(tmp_path):
 
 def outcome_of_sigterm_in_validation(rank: int, folder: Path) -> str:
     """Train as one of two ranks, of which the second gets SIGTERM in validation; return the error."""
-    os.environ |= {"TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    become_rank(rank)
     validation_step = TrainingModule.validation_step
 
     def signal_and_validate(self, *arguments):
@@ -194,7 +185,7 @@ def test_signal_to_one_rank_in_validation_stops_both(tmp_path):
 
 @pytest.mark.slow
 def test_launch_returns_the_exit_code_of_its_ranks(capfd):
-    assert launching.launch(2, ["train", "nothing of this name"]) == 2
+    assert distributed.launch(2, ["train", "nothing of this name"]) == 2
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -217,16 +208,16 @@ def run_command_until_sigterm(*arguments: str) -> None:
 
     if os.environ["RANK"] == "0":
         at_step(pytest.MonkeyPatch(), 5, send_sigterm)
-    assert arguments[:2] == ("-m", "lambdanets")
-    sys.exit(main(list(arguments[2:])))
+    assert arguments[:3] == ("-u", "-m", "lambdanets")
+    sys.exit(main(list(arguments[3:])))
 
 
 def launch_and_stop(arguments: list[str]) -> None:
     """Launch two forked ranks and exit with the exit code of the launcher."""
-    launching.elastic_launch = lambda config, _: elastic_launch(
+    torchrun.elastic_launch = lambda config, entrypoint: elastic_launch(
         replace(config, start_method="fork"), run_command_until_sigterm
     )
-    sys.exit(launching.launch(2, arguments))
+    sys.exit(distributed.launch(2, arguments))
 
 
 @pytest.mark.slow
@@ -234,10 +225,7 @@ def launch_and_stop(arguments: list[str]) -> None:
 def test_two_ranks_resume_bit_identically_after_sigterm(uninterrupted, tmp_path, capfd):
     folder = tmp_path / "stopped"
     arguments = ["train", "digits", *command_line_options(FIELDS), "--workers", "1", "--run", str(folder)]
-    launcher = multiprocessing.get_context("fork").Process(target=launch_and_stop, args=(arguments,))
-    launcher.start()
-    launcher.join(timeout=240)
-    assert launcher.exitcode == launching.INTERRUPTED
+    assert exit_codes(launch_and_stop, [(arguments,)]) == [130]
     output = capfd.readouterr().err
     assert f"lambdanets train --resume {folder}" in output  # printed only if the ranks stop before torchrun kills them
     assert not (folder / "result.json").exists()

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from lambdanets.cli import main
-from lambdanets.errors import InputError
 from lambdanets.inference.loading import load
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe
@@ -47,12 +46,9 @@ def test_model_options_and_preprocessing_are_taken_from_the_weights(finetune):
     assert recipe.learning_rate == finetune.learning_rate
 
 
-def test_model_options_in_the_recipe_override_those_of_the_weights(finetune):
+def test_a_model_and_options_in_the_recipe_override_those_of_the_weights(finetune):
     recipe = resolve_model_from_weights(replace(finetune, model_options={"scope": 9, "query_depth": 4}))
     assert recipe.model_options == {"scope": 9, "heads": 2, "query_depth": 4}
-
-
-def test_model_in_the_recipe_overrides_the_model_of_the_weights(finetune):
     recipe = replace(finetune, model="lambda_resnet20_small")
     assert resolve_model_from_weights(recipe) == recipe
 
@@ -64,11 +60,13 @@ def test_another_image_size_keeps_all_weights(finetune, weights):
     assert [name for name, tensor in load_weights(weights).items() if not torch.equal(tensor, after[name])] == []
 
 
-@pytest.mark.parametrize("scope", [3, 11])
-def test_another_scope_interpolates_the_embedding_tables(finetune, weights, scope):
-    recipe = resolve_model_from_weights(replace(finetune, model_options={"scope": scope}))
-    finetuned = build_model(recipe, 2)
-    original = build_model(replace(recipe, model_options={"scope": 7, "heads": 2}), 2)
+@pytest.mark.parametrize(("scope", "multi_head"), [(3, False), (11, True)])
+def test_another_scope_interpolates_the_embedding_tables(scope, multi_head, tmp_path):
+    options = {"scope": 7, "heads": 2, "multi_head": multi_head}
+    base = replace(BASE, model_options=options)
+    recipe = replace(base, weights=str(write_teacher(tmp_path / "run", ("dark", "light"), recipe=base)))
+    finetuned = build_model(replace(recipe, model_options=options | {"scope": scope}), 2)
+    original = build_model(recipe, 2)
     embeddings, original_embeddings = (
         [module for module in model.modules() if isinstance(module, RelativeEmbedding)]
         for model in (finetuned, original)
@@ -76,22 +74,10 @@ def test_another_scope_interpolates_the_embedding_tables(finetune, weights, scop
     assert len(embeddings) == len(original_embeddings) > 1
     for actual, expected in zip(embeddings, original_embeddings, strict=True):
         expected.resize((scope, scope))
-        assert actual.table.shape[:2] == (scope, scope)
+        assert actual.scope == (scope, scope)
         torch.testing.assert_close(actual.table, expected.table, rtol=0, atol=0)
     images = torch.randn(2, 3, 8, 8)
     torch.testing.assert_close(finetuned.eval()(images), original.eval()(images))
-
-
-def test_multi_head_tables_are_interpolated_per_head(two_classes, tmp_path):
-    base = replace(BASE, model_options={"scope": 5, "multi_head": True})
-    recipe = replace(base, weights=str(write_teacher(tmp_path / "run", ("dark", "light"), recipe=base)))
-    finetuned = build_model(replace(recipe, model_options={"scope": 7, "multi_head": True}), 2)
-    original = build_model(recipe, 2)
-    for actual, expected in zip(finetuned.modules(), original.modules(), strict=True):
-        if isinstance(actual, RelativeEmbedding):
-            assert actual.heads
-            expected.resize((7, 7))
-            torch.testing.assert_close(actual.table, expected.table, rtol=0, atol=0)
 
 
 def test_options_of_the_command_override_those_of_the_weights(finetune, weights, two_classes, tmp_path):
@@ -120,6 +106,7 @@ def test_other_classes_reinitialize_the_classifier(finetune, weights):
         ({"weights": ""}, r"weights must be given; set it with --weights PATH"),
         ({"data": ""}, r"data must be given; set it with --data PATH"),
         ({"weights": "nowhere"}, "nowhere"),
+        ({"weights": None}, "model must be given"),
         ({"model_options": {"scope": 4}}, "scope"),
     ],
 )
@@ -127,8 +114,3 @@ def test_invalid_finetuning_is_rejected_without_creating_a_folder(finetune, fiel
     with pytest.raises(ValueError, match=message):
         run.start(replace(finetune, **fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_rejects_a_recipe_without_model_and_weights(finetune, tmp_path):
-    with pytest.raises(InputError, match=r"model must be given"):
-        run.start(replace(finetune, weights=None), tmp_path / "run")

@@ -1,7 +1,5 @@
 """`lambdanets adopt`."""
 
-import statistics
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,7 +35,7 @@ class Adopt:
     batch_size: PositiveInt = 8
     """Images per forward pass in the timing."""
     seconds: NonNegativeFloat = 5.0
-    """Time limit of the timing, for each of the two networks; 0 skips it."""
+    """Time for which each of the two networks is timed; 0 skips it."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
@@ -93,23 +91,15 @@ def _compare(networks: "Adopted", paths: list[Path]) -> None:
 
 
 def _time(networks: "Adopted", batch_size: PositiveInt, seconds: float) -> None:
-    """Print the median time of a forward pass of the two networks, which are run in turn."""
+    """Print the median time of a forward pass of the two networks."""
     import torch
+    from torch.utils.benchmark import Timer
 
     images = networks.random_images(batch_size)
     models = (networks.original.model, networks.adopted.model)
-    times: list[list[float]] = [[], []]
+    names = [{"model": model, "images": images} for model in models]
+    timers = [Timer("model(images)", globals=each, num_threads=torch.get_num_threads()) for each in names]
     with torch.inference_mode():
-        for model in models:
-            model(images)  # warm-up
-        deadline = time.perf_counter() + 2 * seconds
-        while not times[1] or time.perf_counter() < deadline:
-            for model, measured in zip(models, times, strict=True):
-                start = time.perf_counter()
-                model(images)
-                if images.is_cuda:
-                    torch.cuda.synchronize()
-                measured.append(1e3 * (time.perf_counter() - start))
-    before, after = map(statistics.median, times)
+        before, after = (1e3 * timer.blocked_autorange(min_run_time=seconds).median for timer in timers)
     ratio = f"{before:.0f} ms before, {after:.0f} ms after, {before / after:.2f} times as fast"
     echo(f"forward pass of {batch_size} images: {ratio}")

@@ -85,11 +85,6 @@ def parse_for_model(
     prog = f"lambdanets {command}"
     if task is not None:
         prog += f" with a {task} model"  # for errors
-    elif arguments and not arguments[0].startswith("-") and not {"-h", "--help"}.isdisjoint(arguments):
-        from lambdanets.inference.loading import read_model
-        from lambdanets.models.weights import find_weights
-
-        task = read_model(find_weights(arguments[0]))[1].task
     chosen = dict.fromkeys(kinds.values()) if task is None else (kinds[task],)
     return parse_all((common, *chosen), arguments, prog=prog, description=description)
 

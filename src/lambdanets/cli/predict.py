@@ -15,8 +15,9 @@ from lambdanets.cli.options import POSITIONAL, parse_for_model
 from lambdanets.errors import InputError
 from lambdanets.progress import track
 from lambdanets.records import record
+from lambdanets.signals import resumable
 from lambdanets.terminal import echo
-from lambdanets.work import PARTIAL, WorkFolder, check_new_file, locked, open_journal
+from lambdanets.work import PARTIAL, Journal, WorkFolder, check_new_file, locked, open_journal
 
 if TYPE_CHECKING:
     from lambdanets.inference.predictor import Predictor
@@ -80,8 +81,12 @@ def main(arguments: list[str]) -> int:
     predict = partial(predictor.predict_files, unreadable=unreadable, batch_size=options.batch_size, **reading)
     out = options.out or Path(predictor.output)
     try:
-        with _open_output(out, is_file=bool(Path(predictor.output).suffix)) as journal_path:
-            _predict(predictor, paths, journal_path, identity, predict, out, task_options)
+        with (
+            _open_output(out, is_file=bool(Path(predictor.output).suffix)) as path,
+            resumable(f"finished images are saved in {path}"),
+            open_journal(path, identity) as journal,
+        ):
+            _predict(predictor, paths, journal, predict, out, task_options)
     finally:
         report_unreadable(unreadable)
     return 0
@@ -107,8 +112,7 @@ def _folder(out: Path) -> WorkFolder:
 def _predict(
     predictor: "Predictor",
     paths: Sequence[Path],
-    journal_path: Path,
-    identity: dict[str, Any],
+    journal: Journal,
     predict: Callable[[Sequence[Path]], Iterator[tuple[Path, Any, Any]]],
     out: Path,
     options: Any,
@@ -118,26 +122,18 @@ def _predict(
     The files of an image are written before its entry of the journal, so a killed command writes them again.
     """
     width = min(max(len(str(path)) for path in paths), 60)
-    with open_journal(journal_path, identity) as journal:
-        if journal.num_resumed:
-            echo(f"resuming: {journal.num_resumed} of {len(paths)} images are done", file=sys.stderr)
-        done = {row["path"] for row in journal.entries}
-        remaining = [path for path in paths if str(path) not in done]
-        predictions = predict(remaining)
-        try:
-            for path, image, prediction in track(
-                predictions, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()
-            ):
-                row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, options)
-                journal.add({"path": str(path)} | row)
-                echo(f"{path!s:<{width}}  {predictor.describe(row)}")
-        except KeyboardInterrupt:  # after an image
-            state = f"stopped after {len(journal.entries)} of {len(paths)} images, saved in {journal_path}"
-            echo(f"{state}; run the same command to resume", file=sys.stderr)
-            raise
-        if not journal.entries:
-            raise InputError(f"none of the {len(paths)} images could be read")
-        echo(f"{predictor.finish(journal.entries, out, options)}, written to {out}")
+    if journal.num_resumed:
+        echo(f"resuming: {journal.num_resumed} of {len(paths)} images are done", file=sys.stderr)
+    done = {row["path"] for row in journal.entries}
+    remaining = [path for path in paths if str(path) not in done]
+    predictions = track(predict(remaining), "predicting", len(remaining), "images", bar=not sys.stdout.isatty())
+    for path, image, prediction in predictions:
+        row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, options)
+        journal.add({"path": str(path)} | row)
+        echo(f"{path!s:<{width}}  {predictor.describe(row)}")
+    if not journal.entries:
+        raise InputError(f"none of the {len(paths)} images could be read")
+    echo(f"{predictor.finish(journal.entries, out, options)}, written to {out}")
 
 
 def report_unreadable(unreadable: Sequence[str]) -> None:

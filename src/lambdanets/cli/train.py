@@ -55,23 +55,25 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     command = parse_train_command(arguments)
     options = command.options
-    if options.dry_run and (conflicting := [name for name in ("resume", "quicktest") if getattr(options, name)]):
-        raise InputError(f"--dry-run trains nothing; remove --{' and --'.join(conflicting)}")
+    kinds = [f"--{name.replace('_', '-')}" for name in ("resume", "quicktest", "dry_run") if getattr(options, name)]
+    if len(kinds) > 1:
+        raise InputError(f"{' and '.join(kinds)} cannot be used together; remove one of them")
     default = Path("runs") / f"{Path(command.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
     with explain_missing_extras(TASKS[command.recipe.task].extra):
-        from lambdanets.training.distributed import get_world, is_launched
+        from lambdanets.training import distributed
 
-        if options.devices is not None and not is_launched():
-            from lambdanets.training import launching
-
+        if options.devices is not None and not distributed.is_launched():
             run_option = ["--run", str(folder)] if folder == default else []
-            return launching.launch(options.devices, ["train", *arguments, *run_option])
-        world = get_world()
-        if options.devices not in (None, world.local_world_size):
-            raise InputError(f"devices must be {world.local_world_size}, as torchrun started, got {options.devices}")
+            return distributed.launch(options.devices, ["train", *arguments, *run_option])
+        world = distributed.get_world()
         if options.dry_run:
-            _dry_run(command.recipe, is_rank_zero=world.is_rank_zero)
+            from lambdanets.training.dry_run import dry_run
+
+            with Progress("timing"):
+                lines = dry_run(command.recipe)
+            if world.is_rank_zero:
+                echo(*lines)
             return 0
         if world.world_size > 1 and folder == default:
             raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
@@ -128,10 +130,7 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
 
 
 def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **texts: str) -> list[Any]:
-    """Parse options of a command and of its recipe; model options are merged into those of the recipe.
-
-    If another model is given, options of the recipe that it does not have are dropped.
-    """
+    """Parse options of a command and of its recipe; model options are merged into those that the recipe's model has."""
     defaults = (options, replace(recipe, model_options={}))
     parsed, changed = parse_all(defaults, arguments, **texts)
     merged = _options_for(changed.model, recipe) | changed.model_options
@@ -139,18 +138,12 @@ def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: lis
 
 
 def _options_for(model: str, recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the recipe's model options that a model has.
-
-    Options of a model of this package are dropped for others. The arguments of models of timm are not known, so timm
-    checks options from one of them for another.
-    """
+    """Return the recipe's model options that a model is known to have."""
     if model == recipe.model or not recipe.model_options:
         return recipe.model_options
     from lambdanets.models.factory import constructor_arguments
 
     known = constructor_arguments(model)
-    if not known and not constructor_arguments(recipe.model):
-        return recipe.model_options
     return {name: value for name, value in recipe.model_options.items() if name in known}
 
 
@@ -185,25 +178,13 @@ def _train(command: TrainCommand, folder: Path, world_size: int) -> dict[str, An
 
     options, recipe = command.options, command.recipe
     if options.quicktest:
-        data = folder.absolute().with_name(f"{folder.absolute().name}-data")
-        if world_size > 1 or options.resume is not None:
-            raise InputError("--quicktest needs a new run in one process; remove --quicktest")
-        if folder.exists() and not data.exists():
-            raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
-        recipe = task_class(recipe).quicktest(recipe, data)
+        if world_size > 1:
+            raise InputError("--quicktest needs one process; remove --quicktest or --devices")
+        recipe = task_class(recipe).quicktest(recipe, folder.absolute().with_name(f"{folder.absolute().name}-data"))
     file = f"{shlex.quote(command.name)} " if command.name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start
         return start(folder=folder, recipe=recipe)
-
-
-def _dry_run(recipe: TrainingRecipe, *, is_rank_zero: bool) -> None:
-    from lambdanets.training.dry_run import dry_run
-
-    with Progress("timing"):
-        lines = dry_run(recipe)
-    if is_rank_zero:
-        echo(*lines)
 
 
 @contextlib.contextmanager

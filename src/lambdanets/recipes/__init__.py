@@ -31,13 +31,13 @@ def find_recipe(name: str) -> Any:
     """Return a recipe or variant by name, or the `recipe` that is assigned in a Python file."""
     if name.lower().endswith(".py"):
         return _run_file(name)
-    modules = _modules()
-    variants = {variant: module for module in modules for variant in list_variants(module)}
-    if name not in modules and name not in variants:
-        hint = nearest_hint(name, [*modules, *variants])
-        raise InputError(f"recipe must be one of {', '.join(modules)}, got {name!r}{hint}")
-    module = modules[variants.get(name, name)]
-    return module.recipe if name in modules else module.recipes[name.removeprefix(f"{variants[name]}_")]
+    recipes: dict[str, Any] = {}
+    for each, module in _modules().items():
+        recipes |= dict(zip(list_variants(each), getattr(module, "recipes", {}).values(), strict=True))
+        recipes[each] = module.recipe
+    if name not in recipes:
+        raise InputError(f"recipe must be one of {', '.join(_modules())}, got {name!r}{nearest_hint(name, recipes)}")
+    return recipes[name]
 
 
 def _run_file(name: str) -> TrainingRecipe:

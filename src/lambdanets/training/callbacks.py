@@ -112,14 +112,6 @@ class KeepBest(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.best, self.epochs_without_improvement = state["best"], state["epochs_without_improvement"]
 
-    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Read the states of earlier versions, with Lightning's callbacks for the best epoch and early stopping."""
-        for name, state in checkpoint["callbacks"].items():
-            if name.startswith("KeepBest{") and state["best_model_score"] is not None:
-                self.best = float(state["best_model_score"])
-            if name.startswith("StopEarly{"):
-                self.epochs_without_improvement = state["wait_count"]
-
 
 class EMA(WeightAveraging):
     """EMA of parameters and running statistics. Validation, best.ckpt and the final weights use the EMA.

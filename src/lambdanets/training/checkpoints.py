@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open
 from lambdanets.inference.model_card import read_card
 from lambdanets.models.weights import load_tensors, read_weights
@@ -37,30 +37,27 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest readable checkpoint in a folder, or None if there are no checkpoints.
 
-    Damaged checkpoints are renamed to .damaged, with a message. Raises InputError if all checkpoints are damaged.
+    If last.ckpt is damaged, it is renamed to last.damaged, with a message, and the previous one is returned. Raises
+    InputError if that one is damaged or missing.
     """
-    damaged = []
+    damage = ""
     for path in (folder / LAST, folder / PREVIOUS):
         if not path.is_file():
             continue
         try:
             read_weights(path)
             with zipfile.ZipFile(path) as archive:
-                damaged_member = archive.testzip()  # torch.load does not verify checksums
+                if member := archive.testzip():  # torch.load does not verify checksums
+                    raise InputError(f"{path} is damaged: the checksum of {member} in it is wrong")
         except (InputError, zipfile.BadZipFile) as error:
-            damaged.append((path, str(error)))
+            damage = damage or f"{error}; {_advice(path)}"
             continue
-        if damaged_member is not None:
-            damaged.append((path, f"{path} is damaged: the checksum of {damaged_member} in it is wrong"))
-            continue
-        for damaged_path, reason in damaged:
-            new_path = damaged_path.with_suffix(".damaged")
-            echo(f"{reason}; renamed to {new_path.name}, resuming from {path.name}", file=sys.stderr)
-            damaged_path.replace(new_path)
+        if damage:
+            echo(f"{folder / LAST} is damaged; renamed to last.damaged, resuming from {path.name}", file=sys.stderr)
+            (folder / LAST).replace(folder / "last.damaged")
         return path
-    if damaged:
-        path, reason = damaged[0]
-        raise InputError(f"{reason}; {_advice(path)}")
+    if damage:
+        raise InputError(damage)
     return None
 
 
@@ -79,18 +76,14 @@ def check_resumable(
     advice = _advice(path)
     try:
         tensors, state = read_weights(path)
-        if "fit_loop" not in state["loops"]:
-            raise KeyError
+        card = read_card(path, state)
+        saved = type(recipe).from_fields(card.recipe, str(path))
         saved_fingerprint = state["callbacks"]["KeepLast"]["data"]
-        content = read_card(path, state)
-        saved = type(recipe).from_fields(content.recipe, str(path))
-    except InputError as error:
-        raise InputError(f"{error}; {advice}") from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} must be a checkpoint of a run, got a file of weights; {advice}") from error
+    except (InputError, KeyError) as error:
+        raise InputError(f"{path} must be a checkpoint of a run: {one_line(error)}; {advice}") from error
     if saved.without_changeable_fields() != recipe.without_changeable_fields():
         raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
-    if content.classes != classes:
+    if card.classes != classes:
         raise InputError(f"the classes of the data have changed since the run started; start a new run, or {advice}")
     if saved_fingerprint != fingerprint:
         raise InputError("the data has changed since the run started (images, file names or classes); start a new run")

@@ -1,10 +1,10 @@
-"""Distributed training: rank, world size and collectives.
+"""Distributed training: torchrun, rank and world size, and collectives.
 
 torchrun sets rank and world size in environment variables. Without torchrun there is one process.
 """
 
+import logging
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,16 +15,18 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.run as torchrun
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from lambdanets.errors import InputError, RankZeroFailed
+from lambdanets.signals import EXIT_CODE
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 _STORE_TIMEOUT = timedelta(minutes=10)
 # Long, because ranks wait while rank zero evaluates or writes. If a rank dies, the others notice its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
-# For a lost connection, gloo raises a RuntimeError whose message begins with the path of a gloo source file.
-_GLOO_ERROR = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
 _STORE_CONNECT_SECONDS = 300.0  # until a rank gives up connecting to the store of rank zero
 
 
@@ -56,16 +58,33 @@ def get_world() -> World:
     return World(*(int(os.environ[name]) for name in names))
 
 
-def set_device(world: World) -> None:
-    """Select the GPU whose index is the local rank, if there are GPUs. Raises InputError if there are too few."""
-    if not torch.cuda.is_available():
-        return
-    if world.local_world_size > torch.cuda.device_count():
+def launch(num_processes: int, arguments: list[str]) -> int:
+    """Run `lambdanets` with these arguments in several processes on this machine by torchrun, and return its exit code.
+
+    The failed process prints its own error. Raises InputError if there are too few GPUs.
+    """
+    if torch.cuda.is_available() and num_processes > torch.cuda.device_count():
         raise InputError(
-            f"processes per node must be at most {torch.cuda.device_count()}, the number of its GPUs, "
-            f"got {world.local_world_size}"
+            f"devices must be at most {torch.cuda.device_count()}, the number of GPUs, got {num_processes}"
         )
-    torch.cuda.set_device(world.local_rank)
+    # otherwise torchrun would give each process one thread
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    options = ["--standalone", f"--nproc-per-node={num_processes}", "-m", "--", "lambdanets"]
+    try:
+        torchrun.run(torchrun.parse_args([*options, *arguments]))
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        return code if code > 0 else 1  # negative for a signal
+    except (SignalException, KeyboardInterrupt):
+        return EXIT_CODE
+    return 0
+
+
+def set_device(world: World) -> None:
+    """Select the GPU whose index is the local rank, if there are GPUs."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(world.local_rank)
 
 
 @contextmanager
@@ -78,36 +97,17 @@ def process_group() -> Iterator[World]:
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        with report_lost_connection():
-            dist.init_process_group(
-                backend,
-                store=_connect_store(world),
-                rank=world.rank,
-                world_size=world.world_size,
-                timeout=_COLLECTIVE_TIMEOUT,
-            )
-            yield world
+        dist.init_process_group(
+            backend,
+            store=_connect_store(world),
+            rank=world.rank,
+            world_size=world.world_size,
+            timeout=_COLLECTIVE_TIMEOUT,
+        )
+        yield world
     finally:
         if dist.is_initialized():  # Lightning may have destroyed it
             dist.destroy_process_group()
-
-
-@contextmanager
-def report_lost_connection() -> Iterator[None]:
-    """Raise InputError if a collective or the store lost the connection to another rank.
-
-    Other errors are not changed, for example CUDA errors about peer access, or NCCL errors about a GPU that two ranks
-    use.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        is_lost = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
-        is_lost |= isinstance(error, dist.DistBackendError) and "ncclRemoteError" in str(error)
-        is_lost |= _GLOO_ERROR.match(str(error)) is not None
-        if not is_lost:
-            raise
-        raise InputError(f"connection to another rank was lost: {' '.join(str(error).split())[:200]}") from error
 
 
 def rank_zero_first(compute: Callable[[], T]) -> T:

@@ -1,9 +1,7 @@
 """--dry-run: checks a recipe as training does, and times a few steps."""
 
-import statistics
-import time
-
 import torch
+from torch.utils.benchmark import Timer
 
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.device import best_device
@@ -48,15 +46,9 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
 
 
 def _seconds_per_image(prepared: PreparedRun, micro_batch: int) -> float:
-    """The median time per image of forward and backward passes."""
+    """The time per image of forward and backward passes."""
     device = best_device()
-    batch_size = micro_batch if device.type == "cuda" else min(micro_batch, MAX_IMAGES_ON_CPU)
-    trial = Trial(prepared.task, prepared.recipe, device)
-    seconds = []
-    for _ in range(1 + TIMED_STEPS):  # the first is a warm-up
-        start = time.perf_counter()
-        trial.step(batch_size)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:]) / batch_size
+    size = micro_batch if device.type == "cuda" else min(micro_batch, MAX_IMAGES_ON_CPU)
+    arguments = {"trial": Trial(prepared.task, prepared.recipe, device), "size": size}
+    timer = Timer("trial.step(size)", globals=arguments, num_threads=torch.get_num_threads())
+    return timer.timeit(TIMED_STEPS).median / size

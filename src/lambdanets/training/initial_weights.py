@@ -69,10 +69,7 @@ def _resize_tables(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Resize the embedding tables in `tensors` to the scopes of the model by interpolation, in place."""
     for name, module in model.named_modules():
         table = tensors.get(f"{name}.table")
-        if not isinstance(module, RelativeEmbedding) or table is None or table.dim() != module.table.dim():
-            continue
-        first = 0 if module.heads is None else 1
-        if tuple(table.shape[first : first + module.dimensions]) != module.scope:
+        if isinstance(module, RelativeEmbedding) and table is not None and table.dim() == module.table.dim():
             heads = table.unsqueeze(0) if module.heads is None else table
             resized = torch.stack([resize_table(head, module.scope) for head in heads])
             tensors[f"{name}.table"] = resized[0] if module.heads is None else resized

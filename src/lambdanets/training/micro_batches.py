@@ -3,11 +3,12 @@
 import copy
 import sys
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from lambdanets.data.batches import BatchSlice, Sample
 from lambdanets.device import best_device, free_memory
@@ -38,7 +39,6 @@ class Trial:
         num_states = (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema_decay is not None)
         self.fixed_bytes = (2 + num_states) * weight_bytes  # weights, gradients, optimizer states and EMA
         self._reserved_bytes = (1 + num_states) * weight_bytes  # in addition to a step on a GPU
-        self._bytes_per_image: float | None = None  # on a CPU, once it is counted
         # the smallest micro-batch: one image, or two if batch norm needs several values per channel
         self.smallest = 1 if self._task.num_images(self._batch(1)) else 2
 
@@ -61,11 +61,9 @@ class Trial:
                 loss = self._task.losses(batch, self.recipe)["loss"]
             if backward:
                 loss.backward()
-        except (InputError, _TooLargeError):
-            raise
         except Exception as error:  # models raise errors of any type for an unsupported size
-            if is_out_of_memory(error) or "unable to find an engine" in str(error):  # cuDNN's, with little memory
-                raise _TooLargeError from error
+            if isinstance(error, InputError) or is_out_of_memory(error):
+                raise
             raise InputError(f"{self.recipe.model} cannot be trained on these images: {one_line(error)}") from error
         finally:
             for parameter in self._parameters:
@@ -73,45 +71,36 @@ class Trial:
 
     def fits(self, micro_batch: int, free: int) -> bool:
         """Whether a step with a micro-batch fits into memory: on a CPU by counting, on a GPU by trying."""
-        fits = True
+        if self.device.type != "cuda":
+            return self.fixed_bytes + self.bytes_per_image * micro_batch <= free
         reserved = None
         try:
-            if self.device.type == "cuda":
-                reserved = torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self.device)
-                self.step(micro_batch)
-            else:
-                if self._bytes_per_image is None:
-                    self._bytes_per_image = self.saved_bytes(self.smallest, free - self.fixed_bytes) / self.smallest
-                fits = self.fixed_bytes + self._bytes_per_image * micro_batch <= free
-        except _TooLargeError:
+            reserved = torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self.device)
+            self.step(micro_batch)
+            fits = True
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             fits = False
         del reserved
         torch.cuda.empty_cache()  # here, because the exception had references to tensors
         return fits
 
-    def saved_bytes(self, batch_size: int, limit: int) -> int:
-        """Return the bytes that autograd saves for the gradients of a batch. Stops the computation above `limit`."""
+    @cached_property
+    def bytes_per_image(self) -> float:
+        """The bytes per image that autograd saves for the gradients, in the smallest micro-batch."""
         weights = {parameter.untyped_storage()._cdata for parameter in self._parameters}
-        saved: dict[int, Any] = {}
-        total = 0
+        saved: dict[int, UntypedStorage] = {}
 
         def save(tensor: Tensor) -> Tensor:
-            nonlocal total
             storage = tensor.untyped_storage()
-            if storage._cdata not in weights and storage._cdata not in saved:
+            if storage._cdata not in weights:
                 saved[storage._cdata] = storage
-                total += storage.nbytes()
-                if total > limit:
-                    raise _TooLargeError
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-            self.step(batch_size, backward=False)
-        return total
-
-
-class _TooLargeError(Exception):
-    """A batch does not fit into memory."""
+            self.step(self.smallest, backward=False)
+        return sum(storage.nbytes() for storage in saved.values()) / self.smallest
 
 
 def with_micro_batch(task: Task, recipe: AnyRecipe, world: World) -> tuple[AnyRecipe, BatchSlice]:

@@ -1,22 +1,20 @@
 """The LightningModule of all tasks: training step, validation, optimizer and learning rate schedule."""
 
 import math
-import time
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins import MixedPrecision
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
-from torch import Tensor, nn
+from torch import Tensor
 
 from lambdanets.data.batches import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.training.batch_norm import StepStatistics, freeze_batch_norm
 from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
-from lambdanets.training.nonfinite import diagnose
 from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
 from lambdanets.training.task import Task
 
@@ -48,11 +46,10 @@ class TrainingModule(LightningModule):
         self.validation_summary = ""
         self._evaluator = task.evaluator(recipe, task.validation)
         self._measures: list[Any] = []  # of the validation images of this rank
-        self._micro_batch: tuple[Any, int] | None = None  # micro-batch of the next backward pass, and its batch_idx
+        self._num_images = 0  # of the last micro-batch
         self._ends_step = True  # whether it is the last of its step
         self._statistics: StepStatistics | None = None  # of a step with several micro-batches
-        self.batch_end = 0.0  # time at which the last batch ended
-        self._nonfinite: Tensor | int = 0  # number of non-finite values that no check has seen
+        self._nonfinite: Tensor | int = 0  # number of losses and gradients with NaN or inf
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._seed(batch_idx)
@@ -62,9 +59,6 @@ class TrainingModule(LightningModule):
             freeze_batch_norm(self.model)
         if self._num_micro_batches > 1 and batch_idx % self.batch_slice.accumulation_steps == 0:
             self._statistics = StepStatistics(self.model)
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.batch_end = time.perf_counter()  # after that of all callbacks, which write checkpoints
 
     @property
     def _num_micro_batches(self) -> int:
@@ -79,8 +73,8 @@ class TrainingModule(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
         num_micro_batches = self._num_micro_batches
-        num_images = self.task.num_images(batch)
-        if not num_images:  # too many images are unreadable
+        self._num_images = self.task.num_images(batch)
+        if not self._num_images:  # too many images are unreadable
             if num_micro_batches == 1:
                 return None
             if self.recipe.sync_batch_norm:
@@ -93,74 +87,35 @@ class TrainingModule(LightningModule):
         sums = self.task.losses(batch, self.recipe)
         # Gradients are averaged over ranks and micro-batches, but these may have different numbers of images.
         loss = sums["loss"] * (num_micro_batches / batch.step_images)
-        if not self._is_finite(loss):
-            what = f"the loss became {loss.item()}"
-            del sums, loss  # free the graph before the diagnosis builds another
-            self._raise_nonfinite(what, (batch, batch_idx))
-        self._micro_batch = batch, batch_idx
+        self._count_nonfinite(loss)
         return {
             "loss": loss,
-            "images": num_images,
+            "images": self._num_images,
             "sums": torch.stack([sums[name].detach() for name in self.task.TRAINING_METRICS]),
         }
 
     def on_after_backward(self) -> None:
-        micro_batch, self._micro_batch = self._micro_batch, None
         if self._statistics is not None:
-            self._statistics.add(0 if micro_batch is None else self.task.num_images(micro_batch[0]))
+            self._statistics.add(self._num_images)
             if self._ends_step:
                 self._statistics.finish()
-        if self.recipe.precision == "16-mixed":
-            return  # the gradient scaler skips steps with NaN or inf and reduces its scale
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if not self._is_finite(torch.nn.utils.get_total_norm(gradients)):
-            self.model.zero_grad(set_to_none=True)
-            self._raise_nonfinite("the gradient became inf or nan", micro_batch)
+        if self.recipe.precision != "16-mixed":  # its scaler skips steps with NaN or inf and reduces its scale
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            self._count_nonfinite(torch.nn.utils.get_total_norm(gradients))
 
-    def _is_finite(self, value: Tensor) -> bool:
-        """Whether a value is finite; on a GPU, which would have to wait, `check_finite` reports it."""
-        if self.checks_each_step:
-            return bool(value.isfinite())
+    def _count_nonfinite(self, value: Tensor) -> None:
+        # on the device, because reading it would wait for the step
         self._nonfinite += value.detach().isfinite().logical_not()
-        return True
-
-    @property
-    def checks_each_step(self) -> bool:
-        """Whether a loss or gradient with NaN or inf ends the run in its step."""
-        return self.device.type == "cpu"
 
     def check_finite(self) -> None:
-        """Raise InputError if a loss or gradient since the last call was not finite, or gradients at no scale are."""
+        """Raise InputError if a loss or gradient was not finite, or gradients at no scale are. On a GPU, this waits."""
         plugin = self.trainer.precision_plugin
         scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
         if int(self._nonfinite) or (scaler is not None and scaler.get_scale() < _MIN_GRADIENT_SCALE):
             raise InputError(
-                f"the loss or a gradient became inf or nan before step {self.global_step}; lower "
-                f"learning_rate (now {self.recipe.learning_rate}) or set clip_gradient, and resume "
-                "from the last checkpoint; a run on the CPU names the layer"
+                f"the loss or a gradient became inf or nan before step {self.global_step}; lower learning_rate (now "
+                f"{self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
             )
-
-    def _raise_nonfinite(self, what: str, micro_batch: tuple[Any, int] | None) -> NoReturn:
-        raise InputError(
-            f"{what} at step {self.global_step}; {self._diagnose(micro_batch)}; lower learning_rate "
-            f"(now {self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
-        )
-
-    def _diagnose(self, micro_batch: tuple[Any, int] | None) -> str:
-        """Return the cause of a non-finite loss or gradient as a clause, by computing the micro-batch again."""
-        if micro_batch is None:
-            return "it comes from another rank, because no image of this rank was readable"
-        if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:  # it would wait for other ranks
-            return "the module cannot be found with sync_batch_norm"
-        batch, batch_idx = micro_batch
-
-        def compute() -> Tensor:
-            self._seed(batch_idx)
-            with self.trainer.precision_plugin.forward_context():
-                return self.task.losses(batch, self.recipe)["loss"] * (self._num_micro_batches / batch.step_images)
-
-        with torch.compiler.set_stance("force_eager"):  # modules are not visible in compiled code
-            return diagnose(self.model, batch, compute)
 
     def on_validation_epoch_start(self) -> None:
         self._measures = []
@@ -186,34 +141,20 @@ class TrainingModule(LightningModule):
         recipe = self.recipe
         has_betas = recipe.optimizer == "adamw"
         options = {"betas": (recipe.momentum, 0.999)} if has_betas else {"momentum": recipe.momentum}
-        optimizer = create_optimizer_v2(
-            self.model,
-            OPTIMIZERS[recipe.optimizer],
-            lr=recipe.learning_rate,
-            weight_decay=recipe.weight_decay,
-            param_group_fn=lambda model: param_groups_weight_decay(
-                model, recipe.weight_decay, no_weight_decay_list=without_weight_decay(model)
-            ),
-            **options,
-        )
+        # timm asks only the outermost module, which may be a detector, for names without weight decay
+        exempt = {*getattr(self.model, "no_weight_decay", set)(), "*table"}
+        groups = param_groups_weight_decay(self.model, recipe.weight_decay, no_weight_decay_list=exempt)
+        optimizer = create_optimizer_v2(groups, OPTIMIZERS[recipe.optimizer], lr=recipe.learning_rate, **options)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, make_schedule(recipe, self.steps_per_epoch))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.check_finite()
         checkpoint["lambdanets"] = self.task.card(self.recipe).to_json()
         checkpoint["initial_weights"] = self.task.initial_weights  # the file may be removed
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.task.initial_weights = checkpoint["initial_weights"]
-
-
-def without_weight_decay(model: nn.Module) -> set[str]:
-    """Return the names of the parameters with several axes that have no weight decay: embedding tables, and timm's.
-
-    timm asks only the outermost module, which may be a detector.
-    """
-    names_of_timm: Callable[[], Iterable[str]] = getattr(model, "no_weight_decay", set)  # a set, list or dict
-    return {*names_of_timm()} | {name for name, _ in model.named_parameters() if name.endswith("table")}
 
 
 def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:

@@ -121,13 +121,8 @@ class TrainingRecipe(Architecture):
         task = fields.get("task", cls.task)
         if task != cls.task:
             raise InputError(f"{source} must be a {cls.task} recipe, got a {task} recipe")
-        without = {"task"}
-        if not (fields.get("compile") or fields.get("pseudo_labels")):
-            # recipes of earlier versions have these fields of other tasks, without a value
-            others = {name for name in fields if name == "compile" or name.startswith("pseudo_")}
-            without |= others - {field.name for field in dataclasses.fields(cls)}
         with reraise_as_input_error(source):
-            return cls(**{name: value for name, value in fields.items() if name not in without})
+            return cls(**{name: value for name, value in fields.items() if name != "task"})
 
 
 def task_class(recipe: TrainingRecipe) -> "type[Task]":

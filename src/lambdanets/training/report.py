@@ -1,7 +1,6 @@
 """What a run reports: findings about its data; at the end an evaluation, weights, figures and result.json."""
 
 import sys
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +39,10 @@ def finish(
     evaluation = evaluator.evaluate(batch_size, recipe.workers)
     evaluator.draw(evaluation, folder)
     save_weights(folder / WEIGHTS, task.model, task.card(recipe).without_paths().to_json())
-    draw_curves(log, task, folder / "curves.png")
+    draw_curves(log, folder / "curves.png")
     fields = evaluation.to_dict()
     if task.test is not None:
-        values = log.values("val", task.BEST_METRIC)
+        values = [value for _, value in log.points("val", task.BEST_METRIC)]
         fields[f"held_out_{task.BEST_METRIC}"] = max(values) if task.patience else values[-1]
     result = {
         "seconds": round(seconds, 2),
@@ -52,7 +51,7 @@ def finish(
         "model_name": recipe.model,
         "data": task.source,
         "training_images": len(task.training),
-        "epochs": max(row[1] for row in log.rows),
+        "epochs": log.rows[-1][1],
         "processes": processes,
         "micro_batch": recipe.micro_batch,
         "recipe": {name: value for name, value in recipe.fields().items() if name not in recipe.CHANGEABLE},
@@ -67,36 +66,19 @@ def finish(
     return read_result(folder)
 
 
-def draw_curves(log: RunLog, task: Task, path: Path) -> None:
-    """Plot training and validation metrics against the step, with epochs on a second axis.
-
-    In a panel with several metrics, each metric has its own color.
-    """
-    scores = [name for name in task.VALIDATION_METRICS if name != "loss"]
-    terms = [name for name in task.TRAINING_METRICS if name not in ("loss", *scores)]
-    panels = [("loss", ["loss"]), *([("loss terms", terms)] if terms else []), ("scores", scores)]
-    rows = log.rows
-    steps_per_epoch = max((row[0] / row[1] for row in rows if row[2] == "val"), default=0)
-    figure = Figure(figsize=(5 * len(panels), 3.6), layout="constrained")
-    for axis, (title, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for name, (split, color) in product(names, {"train": "#94a3b8", "val": "#1d4ed8"}.items()):
-            column = 3 + log.metrics.index(name)
-            measured = [(row[0], row[column]) for row in rows if row[2] == split and row[column] is not None]
-            if measured:
-                axis.plot(
-                    *zip(*measured, strict=True),
-                    color=color if len(names) == 1 else None,
-                    label=split if len(names) == 1 else name,
-                    marker="o" if split == "val" else None,
-                    markersize=3,
-                )
-        axis.set(xlabel="step", title=title)
-        if steps_per_epoch:
-            to_epochs = (lambda step: step / steps_per_epoch, lambda epoch: epoch * steps_per_epoch)
-            axis.secondary_xaxis("top", functions=to_epochs).set_xlabel("epoch")
+def draw_curves(log: RunLog, path: Path) -> None:
+    """Plot each metric in training and in validation against the step."""
+    columns = min(len(log.metrics), 4)
+    rows = -(-len(log.metrics) // columns)
+    figure = Figure(figsize=(4.5 * columns, 3.4 * rows), layout="constrained")
+    for number, name in enumerate(log.metrics, 1):
+        axis = figure.add_subplot(rows, columns, number)
+        for split, color, marker in (("train", "#94a3b8", None), ("val", "#1d4ed8", "o")):
+            if points := log.points(split, name):
+                axis.plot(*zip(*points, strict=True), color=color, label=split, marker=marker, markersize=3)
+                axis.legend()
+        axis.set(xlabel="step", title=name)
         axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend()
     with atomic_open(path) as file:
         figure.savefig(file, format="png", dpi=110)
 

@@ -17,7 +17,7 @@ from lambdanets.data.images import check_readable
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision, has_fast_bfloat16
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE, encode_utf8
+from lambdanets.files import RECIPE
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.terminal import echo
 from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
@@ -58,9 +58,23 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
-    if encode_utf8(str(folder)).decode() != str(folder):
-        raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
-    return _start_or_resume(folder, resolve_recipe(recipe))
+    recipe = resolve_recipe(recipe)
+    with process_group() as world:
+        run_folder = _run_folder(folder, recipe)
+        broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
+        is_finished = partial(broadcast_from_rank_zero, (folder / RESULT).is_file)
+        if not is_finished():  # needs no lock, so the folder may be read-only
+            with _locked(run_folder):
+                if not is_finished():  # by another process, before this one had the lock
+                    is_started = broadcast_from_rank_zero(run_folder.is_started)
+                    if is_started:
+                        recipe = _resumed_recipe(read_recipe(folder / RECIPE), recipe)
+                    return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
+        if not world.is_rank_zero:
+            return {}
+        result = read_result(folder)
+        echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
+        return result
 
 
 def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]:
@@ -76,7 +90,7 @@ def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]
     if not (folder / RECIPE).is_file():
         got = f"one without {RECIPE}" if folder.exists() else "none of this name"
         raise InputError(f"{folder} must be a run folder, got {got}")
-    return _start_or_resume(folder, recipe and replace(recipe, **absolute_paths(recipe)))
+    return start(recipe or read_recipe(folder / RECIPE), folder)
 
 
 def check(recipe: TrainingRecipe) -> Task:
@@ -85,29 +99,9 @@ def check(recipe: TrainingRecipe) -> Task:
         return prepare(resolve_recipe(recipe), world).task
 
 
-def _start_or_resume(folder: Path, recipe: TrainingRecipe | None) -> dict[str, Any]:
-    with process_group() as world:
-        run_folder = _run_folder(folder, recipe)
-        broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
-        is_finished = partial(broadcast_from_rank_zero, (folder / RESULT).is_file)
-        if not is_finished():  # needs no lock, so the folder may be read-only
-            with _locked(run_folder):
-                if not is_finished():  # by another process, before this one had the lock
-                    is_started = broadcast_from_rank_zero(run_folder.is_started)
-                    if is_started:
-                        recipe = _resumed_recipe(read_recipe(folder / RECIPE), recipe)
-                    assert recipe is not None
-                    return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
-        if not world.is_rank_zero:
-            return {}
-        result = read_result(folder)
-        echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
-        return result
-
-
-def _resumed_recipe(stored: TrainingRecipe, requested: TrainingRecipe | None) -> TrainingRecipe:
+def _resumed_recipe(stored: TrainingRecipe, requested: TrainingRecipe) -> TrainingRecipe:
     """Return the recipe of a run with the requested fields in CHANGEABLE, such as the path of the data."""
-    changes = {name: getattr(requested, name, None) for name in stored.CHANGEABLE}
+    changes = {name: getattr(requested, name) for name in stored.CHANGEABLE}
     return replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
 
 
@@ -143,8 +137,8 @@ def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
     return task_class(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
 
 
-def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolder:
-    """Return the run folder, which must be for this recipe unless the recipe is None."""
+def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
+    """Return the run folder, which must be for this recipe."""
     finished = (folder / RESULT).is_file()
 
     def identify(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -159,16 +153,16 @@ def _run_folder(folder: Path, recipe: TrainingRecipe | None = None) -> WorkFolde
         if not (folder / RECIPE).is_file():
             return None
         existing = read_recipe(folder / RECIPE)
-        if recipe is not None and existing.task != recipe.task:
+        if existing.task != recipe.task:
             raise InputError(
                 f"task must be {existing.task}, got {recipe.task}, since {folder} has a {existing.task} run; "
                 "choose another folder"
             )
         return identify(existing)
 
-    identity = identify(recipe) if recipe is not None else {}
     advice = "choose another folder" if finished else f"choose another folder, or resume it with --resume {folder}"
-    return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identity, read_identity, advice)
+    work = f"a {'finished' if finished else 'started'} run"
+    return WorkFolder(folder, work, identify(recipe), read_identity, advice)
 
 
 def _has_checkpoint(folder: Path) -> bool:
@@ -233,8 +227,7 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     if getattr(recipe, "compile", False):  # a field of the tasks whose models can be compiled
         model.compile()
     timer = Timer()
-    metrics = tuple(dict.fromkeys((*task.TRAINING_METRICS, *task.VALIDATION_METRICS)))
-    log = RunLog(folder, metrics, world, recipe.max_unreadable)
+    log = RunLog(folder, task, world, recipe.max_unreadable)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
     stop = StopOnSignal(checkpoints / LAST)
     # order: EMA and metrics must update their state before a checkpoint is written
@@ -251,6 +244,7 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
         with stop.handling():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)
     finally:
+        log.close()
         prepared.training.close()
         prepared.validation.close()
     if ema:

@@ -8,7 +8,6 @@ import pytest
 
 from lambdanets import cli
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training import run
 from lambdanets.work import WorkFolder
 from lambdanets_lab.studies.catalog import MODEL
 from lambdanets_lab.studies.execution import begin, make_plan, read_plan, read_results, train_all
@@ -64,7 +63,7 @@ def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, capsys
     assert capsys.readouterr().out == table
 
 
-def test_resume_trains_only_unfinished_runs(recipe, tmp_path, monkeypatch):
+def test_resume_trains_only_unfinished_runs(recipe, tmp_path):
     plan = make_plan(["scope"], ["3x3", "7x7"], [0], recipe)
     begin(plan, tmp_path / "out")
     first = []
@@ -72,7 +71,6 @@ def test_resume_trains_only_unfinished_runs(recipe, tmp_path, monkeypatch):
     _, second = plan.runs()
     (second.folder(tmp_path / "out") / "result.json").unlink()
     resumed = []
-    monkeypatch.setattr(run, "start", lambda *_: pytest.fail("started a run that exists"))
     train_all(read_plan(tmp_path / "out"), tmp_path / "out", resumed.append)
     assert [result["variant"] for result in resumed] == ["lambda scope=7"]
     assert resumed[0]["top1"] == first[1]["top1"]

@@ -1,19 +1,86 @@
+"""COCO results and average precision, compared with pycocotools."""
+
+import contextlib
+import io
 import json
 
 import numpy as np
 import pytest
+import torch
 from pycocotools import mask as masks
-from synthetic_detections import (
-    CATEGORIES,
-    NAMES,
-    annotation,
-    ellipse,
-    perturb_annotations,
-    pycocotools_scores,
-    synthetic_annotations,
-)
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
-from lambdanets.inference.coco_scores import RECALLS, evaluate
+from lambdanets.inference.coco_scores import RECALLS, coco_results, evaluate
+from lambdanets.inference.detections import Detections
+
+NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+CATEGORIES = [{"id": 2, "name": "cat"}, {"id": 5, "name": "dog"}, {"id": 9, "name": "bird"}, {"id": 40, "name": "owl"}]
+
+
+def encode_rle(mask):
+    encoding = masks.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {"size": encoding["size"], "counts": encoding["counts"].decode()}
+
+
+def ellipse(height, width, y, x, half_height, half_width):
+    rows, columns = np.mgrid[:height, :width]
+    return ((rows - y) / half_height) ** 2 + ((columns - x) / half_width) ** 2 < 1
+
+
+def instance(image_id, category_id, mask, **fields):
+    """The fields that annotations and detections have."""
+    rle = encode_rle(mask)
+    box = masks.toBbox(rle).tolist()
+    return {"image_id": image_id, "category_id": category_id, "bbox": box, "segmentation": rle, **fields}
+
+
+def annotation(number, *arguments, crowd=0):
+    described = instance(*arguments, id=number, iscrowd=crowd)
+    return described | {"area": float(masks.area(described["segmentation"]))}
+
+
+def synthetic_data(seed):
+    """Annotations of objects of all sizes and of crowds, and detections near them, beside them and of wrong categories.
+
+    Many scores are equal. The last image and the category owl have no objects.
+    """
+    random = np.random.default_rng(seed)
+    images = [{"id": 3 * number + 11, "height": 170 + 5 * number, "width": 230 - 3 * number} for number in range(7)]
+    annotations, results = [], []
+    for image in images[:-1]:
+        height, width = image["height"], image["width"]
+        for number in range(10):
+            half_axes = random.choice([6, 25, 75]) * random.uniform(0.8, 1.2, 2)
+            mask = ellipse(height, width, random.uniform(0, height), random.uniform(0, width), *half_axes)
+            category, other = random.choice([2, 5, 9], 2).tolist()
+            if mask.sum() > 20:
+                crowd = int(number == 9)
+                annotations.append(annotation(len(annotations) + 1, image["id"], category, mask, crowd=crowd))
+            for _ in range(random.choice([0, 1, 1, 1, 2])):
+                shift = random.integers(-1, 2, 2) * round(half_axes.min() * random.choice([0, 0.1, 0.2, 1]))
+                shifted = np.roll(mask, shift, (0, 1))
+                score = float(random.integers(1, 16) / 16)
+                detected = category if random.random() < 0.9 else other
+                results += [instance(image["id"], detected, shifted, score=score)] if shifted.any() else []
+    return {"images": images, "annotations": annotations, "categories": CATEGORIES}, results
+
+
+def pycocotools_scores(truth, results):
+    """The first six statistics of pycocotools for "bbox" and "segm"; the size of a mask is its area."""
+    scores = {}
+    for iou_type, unused in (("bbox", "segmentation"), ("segm", "bbox")):
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco = COCO()
+            coco.dataset = truth | {"annotations": [each.copy() for each in truth["annotations"]]}
+            coco.createIndex()
+            kept = [{name: value for name, value in result.items() if name != unused} for result in results]
+            evaluation = COCOeval(coco, coco.loadRes(kept), iou_type)
+            evaluation.evaluate()
+            evaluation.accumulate()
+            evaluation.summarize()
+        scores[iou_type] = dict(zip(NAMES, evaluation.stats[:6].tolist(), strict=True))
+    return scores
 
 
 def assert_scores_equal(actual, expected):
@@ -23,49 +90,56 @@ def assert_scores_equal(actual, expected):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_scores_equal_those_of_pycocotools(seed):
-    truth = synthetic_annotations(seed)
-    results = perturb_annotations(truth, seed)
+def test_scores_equal_those_of_pycocotools_and_inputs_do_not_change(seed, capfd):
+    truth, results = synthetic_data(seed)
+    inputs = json.dumps([truth, results])
     summary = evaluate(truth, results).summary()
+    assert json.dumps([truth, results]) == inputs
+    assert capfd.readouterr() == ("", "")
     assert_scores_equal(summary, pycocotools_scores(truth, results))
     values = [value for metrics in summary.values() for value in metrics.values()]
     assert all(0.1 < value < 0.95 for value in values), "scores near 0 or 1 prove little"
 
 
-@pytest.mark.parametrize("max_detections", [1, 3])
-def test_max_detections_limits_detections_per_image_and_category(max_detections):
-    truth = synthetic_annotations(3)
-    results = perturb_annotations(truth, 3)
-    summary = evaluate(truth, results, max_detections=max_detections).summary()
+def test_max_detections_limits_detections_per_image_and_category():
+    truth, results = synthetic_data(3)
+    summary = evaluate(truth, results, max_detections=2).summary()
     assert summary["bbox"]["AP"] < evaluate(truth, results).summary()["bbox"]["AP"]
     # pycocotools always allows 10 detections, so it gets only the detections with the highest scores
     kept = []
     for result in sorted(results, key=lambda result: -result["score"]):
         same = [other for other in kept if all(other[key] == result[key] for key in ("image_id", "category_id"))]
-        kept += [result] if len(same) < max_detections else []
+        kept += [result] if len(same) < 2 else []
     assert_scores_equal(summary, pycocotools_scores(truth, kept))
 
 
 @pytest.fixture
 def two_cats():
-    """An image with two cats of 3,120 and 3,096 pixels, and an image without objects."""
-    images = [{"id": 7, "height": 120, "width": 150}, {"id": 8, "height": 60, "width": 60}]
+    """An image with two cats of medium size and a negative ID, and an image without objects."""
+    images = [{"id": -5, "height": 120, "width": 150}, {"id": 8, "height": 60, "width": 60}]
     cats = [ellipse(120, 150, 50, x, 31.5, 31.5) for x in (35.0, 110.3)]
-    objects = [annotation(number, 7, 2, mask) for number, mask in enumerate(cats)]
+    objects = [annotation(-number, -5, 2, mask) for number, mask in enumerate(cats)]
     return {"images": images, "annotations": objects, "categories": CATEGORIES}
 
 
-def to_result(instance, score=0.5, **fields):
+def to_result(described, score=0.5, **fields):
     """Convert an annotation to a detection of it."""
     names = ("image_id", "category_id", "bbox", "segmentation")
-    return {name: instance[name] for name in names} | {"score": score} | fields
+    return {name: described[name] for name in names} | {"score": score} | fields
 
 
-def test_perfect_detections_score_1(two_cats):
-    scores = evaluate(two_cats, [to_result(instance) for instance in two_cats["annotations"]])
+def test_scores_without_objects_of_a_size_or_category_are_none(two_cats):
+    both = [to_result(each) for each in two_cats["annotations"]]
     perfect = {"AP": 1, "AP50": 1, "AP75": 1, "APs": None, "APm": 1, "APl": None}
-    assert scores.summary() == {"bbox": perfect, "segm": perfect}
-    assert list(scores.summary()["segm"]) == list(NAMES)
+    assert evaluate(two_cats, both).summary() == {"bbox": perfect, "segm": perfect}
+    assert evaluate(two_cats, []).summary()["bbox"] == {name: value and 0 for name, value in perfect.items()}
+    two_cats["annotations"][1]["category_id"] = 9
+    scores = evaluate(two_cats, [to_result(two_cats["annotations"][1])])
+    assert scores.per_category("segm") == {"cat": 0, "dog": None, "bird": 1, "owl": None}
+    np.testing.assert_allclose(scores.curve("segm"), 0.5)
+    scores = evaluate(two_cats | {"annotations": []}, both)
+    assert scores.summary() == dict.fromkeys(("bbox", "segm"), dict.fromkeys(NAMES))
+    assert scores.curve("bbox", 0.5) is None
 
 
 def test_detecting_one_of_two_objects_gives_half_of_the_recall(two_cats):
@@ -75,64 +149,33 @@ def test_detecting_one_of_two_objects_gives_half_of_the_recall(two_cats):
         np.testing.assert_allclose(scores.curve(iou_type, 0.75), RECALLS <= 0.5)
 
 
-def test_a_more_confident_false_positive_halves_the_precision(two_cats):
-    false_positive = to_result(two_cats["annotations"][0], 0.9, image_id=8, bbox=[1, 1, 50, 50])
-    false_positive["segmentation"] = masks.frPyObjects({"size": [60, 60], "counts": [0, 3600]}, 60, 60)
-    scores = evaluate(two_cats, [to_result(two_cats["annotations"][0]), false_positive])
-    assert scores.summary()["bbox"]["AP"] == pytest.approx(0.5 * 51 / 101)
-
-
-def test_per_category_ap_is_none_without_objects(two_cats):
-    two_cats["annotations"][1]["category_id"] = 9
-    scores = evaluate(two_cats, [to_result(two_cats["annotations"][1])])
-    assert scores.per_category("segm") == {"cat": 0, "dog": None, "bird": 1, "owl": None}
-    assert scores.summary()["segm"]["AP"] == 0.5
-    np.testing.assert_allclose(scores.curve("segm"), 0.5)
-
-
-def test_scores_without_detections_are_zero(two_cats):
-    none = {"AP": 0, "AP50": 0, "AP75": 0, "APs": None, "APm": 0, "APl": None}
-    assert evaluate(two_cats, []).summary()["bbox"] == none
-
-
-def test_scores_without_objects_are_none(two_cats):
-    scores = evaluate(two_cats | {"annotations": []}, [to_result(two_cats["annotations"][0])])
-    no_scores = dict.fromkeys(NAMES)
-    assert scores.summary() == {"bbox": no_scores, "segm": no_scores}
-    assert scores.curve("bbox", 0.5) is None
-    assert set(scores.per_category("segm").values()) <= {None}
-
-
-def test_detections_in_a_crowd_are_ignored(two_cats):
-    two_cats["annotations"][1]["iscrowd"] = 1
-    results = [to_result(two_cats["annotations"][0], 0.5)]
-    results += [to_result(two_cats["annotations"][1], 0.9)] * 2
-    assert evaluate(two_cats, results).summary()["segm"]["AP"] == 1
-
-
 def test_mask_size_is_the_area_of_the_mask_not_of_its_box(two_cats):
     # a small mask in a box of medium size does not count as a false positive for objects of medium size
-    small_mask = masks.encode(np.asfortranarray(ellipse(120, 150, 100, 100, 5, 5).astype(np.uint8)))
-    small_mask["counts"] = small_mask["counts"].decode()
-    results = [to_result(instance, 0.5) for instance in two_cats["annotations"]]
+    results = [to_result(each, 0.5) for each in two_cats["annotations"]]
+    small_mask = encode_rle(ellipse(120, 150, 100, 100, 5, 5))
     results.append(to_result(two_cats["annotations"][0], 0.9, bbox=[80, 60, 60, 55], segmentation=small_mask))
     summary = evaluate(two_cats, results).summary()
     assert summary["segm"]["APm"] == 1
     assert summary["bbox"]["APm"] == pytest.approx(2 / 3)
 
 
-def test_ids_may_be_any_integers(two_cats):
-    two_cats["images"][0]["id"] = -5
-    for number, instance in enumerate(two_cats["annotations"]):
-        instance |= {"image_id": -5, "id": -number}
-    assert (
-        evaluate(two_cats, [to_result(instance) for instance in two_cats["annotations"]]).summary()["segm"]["AP"] == 1
-    )
-
-
-def test_scoring_prints_nothing_and_does_not_change_its_inputs(two_cats, capfd):
-    results = [to_result(two_cats["annotations"][0])]
-    inputs = json.dumps([two_cats, results])
-    evaluate(two_cats, results)
-    assert json.dumps([two_cats, results]) == inputs
-    assert capfd.readouterr() == ("", "")
+def test_detections_become_the_results_of_pycocotools():
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.rand(40, 4, generator=generator)
+    probabilities = torch.rand(40, 1, 31, 23, generator=generator)
+    probabilities[0], probabilities[1], probabilities[2, 0, 0, 0] = 0, 1, 0.5  # masks are what is above 0.5
+    for mask, margin in zip(probabilities[3:12], range(1, 10), strict=True):
+        mask[:, :margin] = mask[:, -margin:] = mask[:, :, :margin] = 0
+    outputs = {
+        "boxes": torch.cat([corners[:, :2], corners[:, :2] + corners[:, 2:]], 1),
+        "labels": torch.tensor([2, 1] * 20),
+        "scores": torch.rand(40, generator=generator),
+        "masks": probabilities,
+    }
+    results = coco_results(Detections.from_outputs(outputs, ("a", "b")), 11, [4, 9])
+    for number, result in enumerate(results):
+        left, top, right, bottom = outputs["boxes"][number]
+        assert (result["image_id"], result["category_id"]) == (11, (9, 4)[number % 2])
+        assert result["score"] == float(outputs["scores"][number])
+        assert result["bbox"] == [float(left), float(top), float(right - left), float(bottom - top)]
+        assert result["segmentation"] == encode_rle((probabilities[number, 0] > 0.5).numpy())

@@ -1,11 +1,14 @@
-"""Validation in training and `evaluate`, with a model that returns the ground truth."""
+"""Losses and scores of a detector: a model that returns the ground truth, one image learned, gradients of parts."""
 
 import pytest
+import torch
+from torch import nn
 
+from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.coco.task import open_datasets
-from lambdanets.tasks.detection.task import DetectionTask
+from lambdanets.tasks.detection.task import DetectionTask, build_model
 from lambdanets.training.module import TrainingModule
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
@@ -22,10 +25,8 @@ def recipe_and_images(tmp_path_factory):
 def evaluate_oracle(recipe, images, **options):
     categories = images.annotations.categories
     names, ids = tuple(category.name for category in categories), tuple(category.id for category in categories)
-    detector = Detector(
-        Oracle(images, **options), make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None)
-    )
-    return DetectionEvaluator(detector, images).evaluate()
+    card = make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None)
+    return DetectionEvaluator(Detector(Oracle(images, **options), card), images).evaluate()
 
 
 def test_an_oracle_has_an_average_precision_of_1(recipe_and_images):
@@ -38,37 +39,47 @@ def test_an_oracle_has_an_average_precision_of_1(recipe_and_images):
         assert scores["AP"] == scores["AP50"] == scores["AP75"] == 1
 
 
-def test_missed_objects_lower_the_average_precision(recipe_and_images):
-    recipe, images = recipe_and_images
-    scores = evaluate_oracle(recipe, images, blind=(0, 1)).scores.summary()
-    assert 0 < scores["segm"]["AP"] < 1
-    assert scores["segm"]["AP"] == pytest.approx(scores["bbox"]["AP"])
-
-
-def make_module(recipe, images, blind=()):
-    model = Oracle(images, blind)
-    task = task_with(DetectionTask, recipe, model)
-    task.validation = images
-    module = TrainingModule(task, recipe, 1)
-    module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
-    module.on_validation_epoch_start()
-    return module
-
-
 def test_validation_metrics_equal_those_of_evaluate(recipe_and_images):
     recipe, images = recipe_and_images
-    module = make_module(recipe, images, blind=(0, 1))
-    evaluator = module.task.evaluator(recipe, images)
-    for batch_idx, batch in enumerate(evaluator.batches(module.task.EVALUATION_BATCH_SIZE)):
+    task = task_with(DetectionTask, recipe, Oracle(images, blind=(0, 1)))
+    task.validation = images
+    module = TrainingModule(task, recipe, 1)
+    module.on_validation_epoch_start()
+    for batch_idx, batch in enumerate(task.evaluator(recipe, images).batches(task.EVALUATION_BATCH_SIZE)):
         module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
-    evaluation = evaluate_oracle(recipe, images, blind=(0, 1))
-    assert module.validation_metrics == evaluation.metrics()
-    assert f"mask AP {evaluation.metrics()['segm_AP']:.4f}" in module.validation_summary
+    metrics = evaluate_oracle(recipe, images, blind=(0, 1)).metrics()
+    assert module.validation_metrics == metrics
+    assert 0 < metrics["segm_AP"] < 1
+    assert f"mask AP {metrics['segm_AP']:.4f}" in module.validation_summary
     assert module.model.max_batch_size == 1  # rounding would depend on the size of a batch
 
 
-def test_validation_without_readable_images_has_no_metrics(recipe_and_images):
-    module = make_module(*recipe_and_images)
-    module.on_validation_epoch_end()
-    assert module.validation_metrics == {}
+def test_gradients_of_equal_images_do_not_depend_on_micro_batches(tmp_path):
+    """Each loss is a mean over the regions sampled in a micro-batch, whose number depends on the images.
+
+    Here all images are equal, and all regions are sampled: all 252 anchors (up to 256 are sampled) and all 12 proposals
+    (up to a quarter of 64 may be objects).
+    """
+    recipe = tiny_recipe(tmp_path, image_size=16, proposals=10, sampled_regions=64, drop_path=0.0)
+    torch.manual_seed(0)
+    model = build_model(recipe, 10).double().train()
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.eval()
+    task = task_with(DetectionTask, recipe, model)
+    masks = torch.zeros(2, 16, 16, dtype=torch.uint8)
+    masks[0, 2:9, 3:10] = masks[1, 7:15, 1:6] = 1
+    boxes = torch.tensor([[3.0, 2.0, 10.0, 9.0], [1.0, 7.0, 6.0, 15.0]], dtype=torch.float64)
+    target = {"boxes": boxes, "labels": torch.tensor([1, 2]), "masks": masks}
+    image = torch.rand(3, 16, 16, dtype=torch.float64)
+    gradients = []
+    for sizes in ((2,), (1, 1)):
+        model.zero_grad()
+        for size in sizes:
+            batch = AnnotatedBatch([image] * size, [target] * size, torch.arange(size), [], 2)
+            task.losses(batch, recipe)["loss"].backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    largest = max(gradient.abs().max() for gradient in gradients[0])
+    for whole, divided in zip(*gradients, strict=True):
+        assert (whole - divided).abs().max() < 1e-12 * largest

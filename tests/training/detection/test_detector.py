@@ -1,15 +1,14 @@
-import json
 from dataclasses import replace
 
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from lambdanets.errors import InputError
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.loading import load, load_one_of
-from lambdanets.inference.model_card import ClassifierCard, DetectorCard, make_card
+from lambdanets.inference.loading import load_one_of
+from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes.digits import recipe as CLASSIFIER
@@ -106,21 +105,6 @@ def test_images_are_resized_in_evaluation_but_not_in_training():
     image = torch.rand(3, 20, 30)
     assert model.eval().transform([image])[0].image_sizes == [(21, 32)]
     assert model.train().transform([image])[0].image_sizes == [(20, 30)]
-
-
-@pytest.mark.parametrize("ids", [None, [4, "7"]], ids=str)
-def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_path):
-    recipe = read_recipe(trained_detector / "run/recipe.json")
-    category_ids = {} if ids is None else {"category_ids": ids}
-    path = tmp_path / "weights.safetensors"
-    content = json.loads(
-        make_card(DetectorCard, recipe, ("others", "with a loop"), category_ids=(1, 2), tile_size=None).to_json()
-    )
-    del content["category_ids"]
-    description = json.dumps(content | category_ids)
-    save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})
-    with pytest.raises(InputError, match=r"category_ids(\[1\])? must"):
-        load(path)
 
 
 def test_load_detector_rejects_a_classifier(tmp_path):

@@ -25,11 +25,6 @@ def photos(trained_segmenter):
     return sorted((trained_segmenter / "digits/train").iterdir())
 
 
-def test_classes_of_a_segmenter_begin_with_the_background(segmenter):
-    assert segmenter.classes == CLASSES
-    assert [(category.id, category.name) for category in segmenter.categories] == [(4, "others"), (7, "with a loop")]
-
-
 def test_segmentations_have_the_sizes_of_their_images(segmenter, photos):
     images = [photos[0], Image.new("RGB", (7, 33)), np.zeros((1, 1), np.uint8), torch.rand(3, 50, 18), photos[0]]
     segmentations = segmenter.predict(images, batch_size=3)
@@ -46,13 +41,6 @@ def test_segmentations_have_the_sizes_of_their_images(segmenter, photos):
         assert repr(segmentation).startswith(f"Segmentation({size[0]} x {size[1]} pixels, ")
 
 
-def test_batches_give_the_same_segmentations_as_single_images(segmenter, photos):
-    images = [photos[0], photos[1], photos[0]]
-    batched, single = segmenter.predict(images, batch_size=3), segmenter.predict(images)
-    for actual, expected in zip(batched, single, strict=True):
-        torch.testing.assert_close(actual.probabilities, expected.probabilities, rtol=1e-3, atol=1e-5)
-
-
 @pytest.mark.parametrize("function", [ln.explain, ln.export])
 def test_other_functions_reject_a_segmenter(function, trained_segmenter):
     message = "must be a classification or detection model, got a segmentation model"
@@ -60,11 +48,6 @@ def test_other_functions_reject_a_segmenter(function, trained_segmenter):
         function(trained_segmenter / "run", "a.onnx")
     with pytest.raises(InputError, match="got Segmenter"):
         function(ln.load(trained_segmenter / "run"), "a.onnx")
-
-
-def test_network_of_a_segmenter_can_be_explained(segmenter):
-    explanation = ln.explain(segmenter.model, torch.rand(1, 3, 32, 32))
-    assert len(explanation.layers) == 5
 
 
 @pytest.mark.parametrize(
