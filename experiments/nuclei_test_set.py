@@ -47,7 +47,7 @@ from lambdanets.data.images import read_image
 from lambdanets.inference.coco_scores import Result, coco_results, evaluate
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import DetectionEvaluator
-from lambdanets.inference.tiled_detection import detect_tiled
+from lambdanets.inference.tiles import detect_tiled
 from lambdanets.provenance import provenance
 from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table

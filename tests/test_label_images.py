@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.inference.detections import Detections
-from lambdanets.inference.label_images import (
+from lambdanets.inference.detections import (
     COLUMNS,
+    Detections,
     make_label_image,
     measure_objects,
     save_label_image,

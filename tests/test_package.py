@@ -43,7 +43,7 @@ IMPORT_ORDERS = (
     "import importlib.util, lambdanets; importlib.util.find_spec('timm'); import timm",
 )
 REGISTERED = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
-MODULES = ("data.shards", "inference.evaluator", "inference.figures", "inference.label_images")
+MODULES = ("data.shards", "inference.evaluator", "inference.figures", "inference.detections")
 PREDICTIONS = f"""
 import sys, numpy as np, lambdanets as ln
 for path in sys.argv[1:]:

@@ -7,10 +7,8 @@ from PIL import Image
 from skimage.measure import label, regionprops
 
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.inference.detections import Detections
-from lambdanets.inference.label_images import make_label_image
-from lambdanets.inference.tiled_detection import detect_tiled, drop_duplicates
-from lambdanets.inference.tiles import blend_tiles
+from lambdanets.inference.detections import Detections, make_label_image
+from lambdanets.inference.tiles import blend_tiles, detect_tiled, drop_duplicates
 
 
 class Rectangles:

@@ -1,7 +1,6 @@
 """Keyword spotting: a task of one's own, with 1-D lambda layers. Recipe, network, evaluation, and the task itself."""
 
 import wave
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 import lambdanets as ln
 from lambdanets.data.batches import Batches, BatchSlice, Sample
+from lambdanets.data.images import UnreadableImage
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.inference.predictor import Predictor
@@ -111,22 +111,15 @@ class KeywordSpotter(Predictor):
     def accepts(name: str) -> bool:
         return name.lower().endswith(".wav")
 
-    def predict_files(
-        self, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1, **reading: Any
-    ) -> Iterator[tuple[Path, Any, str]]:
-        for path in paths:
-            try:
-                recording = read_wav(path)
-            except (OSError, EOFError, wave.Error) as error:
-                unreadable.append(f"cannot read {path}: {error}")
-                continue
-            yield path, recording, self.infer([recording])[0]
+    @staticmethod
+    def read(path: Path, **options: Any) -> Tensor:
+        try:
+            return read_wav(path)
+        except (OSError, EOFError, wave.Error) as error:
+            raise UnreadableImage(str(path), str(error)) from error
 
     def write(self, prediction: str, image: Any, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
         return {"keyword": prediction}
-
-    def describe(self, row: Mapping[str, Any]) -> str:
-        return row["keyword"]
 
 
 @dataclass(frozen=True)

@@ -17,20 +17,20 @@ from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.inference.coco_predictor import CocoEvaluator, CocoPredictor
 from lambdanets.inference.coco_scores import Result, Scores, coco_results
 from lambdanets.inference.coco_scores import evaluate as evaluate_results
-from lambdanets.inference.detections import MASK_THRESHOLD, Detections
-from lambdanets.inference.evaluator import Evaluation, format_score
-from lambdanets.inference.label_images import (
+from lambdanets.inference.detections import (
     COLUMNS,
+    MASK_THRESHOLD,
+    Detections,
     label_image_name,
     make_label_image,
     measure_objects,
     save_label_image,
 )
+from lambdanets.inference.evaluator import Evaluation, format_score
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.inference.options import DetectorOptions
 from lambdanets.inference.predictor import numbered_name
-from lambdanets.inference.tiled_detection import detect_tiled
-from lambdanets.inference.tiles import is_tiled
+from lambdanets.inference.tiles import detect_tiled, is_tiled
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import TileSize, check, write_json
 from lambdanets.text_tables import csv_table

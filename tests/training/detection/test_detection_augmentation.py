@@ -13,7 +13,7 @@ from data.coco import coco_files
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
-from lambdanets.tasks.detection.augmentation import augment
+from lambdanets.tasks.detection.task import augment
 from training.detection.tiny_detection import tiny_recipe
 
 RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)

@@ -10,8 +10,7 @@ from data.coco.coco_files import image, write
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
-from lambdanets.tasks.detection.augmentation import augment
-from lambdanets.tasks.detection.task import build_model
+from lambdanets.tasks.detection.task import augment, build_model
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
 from training.runs import SEED
 
