@@ -15,7 +15,7 @@ from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 
 if TYPE_CHECKING:
-    from lambdanets.inference.adopted import Adopted
+    from lambdanets.inference.hub import Adopted
 
 MAX_ERROR = 1e-3  # deep randomly initialized networks amplify rounding in float32 to a few 1e-5
 
@@ -56,8 +56,7 @@ def main(arguments: list[str]) -> int:
     found = find_images(options.images)
     report_left_out(found)
     from lambdanets.device import resolve_device
-    from lambdanets.inference.adopted import load_and_adopt
-    from lambdanets.inference.hub import save_pretrained
+    from lambdanets.inference.hub import load_and_adopt, save_pretrained
 
     networks = load_and_adopt(options.source, options.model, pretrained=options.pretrained)
     for classifier in (networks.original, networks.adopted):
