@@ -158,7 +158,7 @@ class ClassificationEvaluator(Evaluator):
         )
 
     def write(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Write per_class_accuracy.csv, confusion_matrix.csv and confusion_matrix.png, too."""
+        """Write confusion_matrix.csv and confusion_matrix.png, too."""
         from lambdanets.inference.figures import write_confusion  # it imports Matplotlib
 
         write_confusion(evaluation, folder)

@@ -1,20 +1,43 @@
 """What detectors and segmenters have in common: they are trained on annotations in COCO format."""
 
 import sys
-from dataclasses import replace
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from PIL.Image import Image
+
 from lambdanets.data.batches import Batches, BatchSlice
-from lambdanets.data.coco.annotations import Category
+from lambdanets.data.coco.annotations import AnnotatedImage, Category
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, load_image
 from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.errors import InputError
-from lambdanets.inference.evaluator import Evaluator
+from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import Predictor
 from lambdanets.terminal import echo
+
+MAX_DRAWN = 8  # images in predictions.png
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CocoEvaluation(Evaluation):
+    """Scores of the readable images of an annotated set, whose indices are `readable`."""
+
+    scores: Any
+    readable: list[int]
+    unreadable: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.scores.to_dict(), "images": len(self.readable)}
+
+    def counts(self) -> str:
+        return f"{len(self.readable)} images"
 
 
 class CocoEvaluator(Evaluator):
@@ -27,6 +50,19 @@ class CocoEvaluator(Evaluator):
         self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
     ) -> Batches[AnnotatedBatch]:
         return evaluation_batches(self.images, batch_size, workers, batch_slice, self.load)
+
+    @torch.compiler.set_stance("force_eager")  # images differ in size
+    def draw(self, evaluation: Any, folder: Path) -> None:
+        """Draw evenly spaced images with their annotations, and with their predictions, in predictions.png."""
+        from lambdanets.inference.figures import draw_pairs
+
+        readable = evaluation.readable
+        positions = np.linspace(0, len(readable) - 1, min(len(readable), MAX_DRAWN)).astype(int)
+        draw_pairs([self.render(*self.images.load(readable[position])) for position in positions], folder)
+
+    @abstractmethod
+    def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
+        """Draw the annotations of an image, and its prediction."""
 
 
 class CocoPredictor(Predictor):

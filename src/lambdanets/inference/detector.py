@@ -11,10 +11,11 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import AnnotatedBatch, image_to_tensor
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.architecture import DetectorArchitecture
-from lambdanets.inference.coco_predictor import CocoEvaluator, CocoPredictor
+from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
 from lambdanets.inference.coco_scores import Result, Scores, coco_results
 from lambdanets.inference.coco_scores import evaluate as evaluate_results
 from lambdanets.inference.detections import (
@@ -26,37 +27,33 @@ from lambdanets.inference.detections import (
     measure_objects,
     save_label_image,
 )
-from lambdanets.inference.evaluator import Evaluation, format_score
+from lambdanets.inference.evaluator import format_score
 from lambdanets.inference.model_card import DetectorCard
-from lambdanets.inference.options import DetectorOptions
+from lambdanets.inference.options import MIN_SCORE, DetectorOptions
 from lambdanets.inference.predictor import numbered_name
 from lambdanets.inference.tiles import detect_tiled, is_tiled
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import TileSize, check, write_json
 from lambdanets.text_tables import csv_table
 
+_MASK_RCNN_ARGUMENTS = (
+    *("image_size", "levels", "pyramid_channels", "box_layers", "mask_layers"),
+    *("anchor_scale", "aspect_ratios", "hide_padding"),
+)
 # Columns of metrics.csv: COCO's iouType and metric.
 METRICS = {f"{kind}_{name}": (kind, name) for kind in ("bbox", "segm") for name in ("AP", "AP50")}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DetectionEvaluation(Evaluation):
-    """Detections in the readable images of an annotated dataset, as COCO results, and their scores.
+class DetectionEvaluation(CocoEvaluation):
+    """Average precision of a detector. results: all detections, as COCO results."""
 
-    readable: indices of the readable images. unreadable: one message per unreadable image.
-    """
-
-    results: list[Result]
     scores: Scores
-    readable: list[int]
-    unreadable: list[str]
+    results: list[Result]
 
     def metrics(self) -> dict[str, float | None]:
         summary = self.scores.summary()
         return {name: summary[kind][metric] for name, (kind, metric) in METRICS.items()}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.scores.to_dict(), "images": len(self.readable)}
 
     def summary(self) -> str:
         box, mask = (format_score(self.metrics()[f"{kind}_AP"]) for kind in ("bbox", "segm"))
@@ -70,7 +67,7 @@ class DetectionEvaluation(Evaluation):
         ]
 
     def counts(self) -> str:
-        return f"{len(self.readable)} images, {len(self.results)} detections"
+        return f"{super().counts()}, {len(self.results)} detections"
 
 
 class DetectionEvaluator(CocoEvaluator):
@@ -92,18 +89,25 @@ class DetectionEvaluator(CocoEvaluator):
         results = [result for _, found in measures for result in found]
         truth = self.images.annotations.to_coco(readable)
         scores = evaluate_results(truth, results, max_detections=self.predictor.card.max_detections)
-        return DetectionEvaluation(results, scores, readable, unreadable)
+        return DetectionEvaluation(scores, readable, unreadable, results)
 
     def write(self, evaluation: DetectionEvaluation, folder: Path) -> None:
-        """Write scores.json, results.json and figures."""
+        """Write results.json, too."""
         write_json(folder / "results.json", evaluation.results, None)
         super().write(evaluation, folder)
 
     def draw(self, evaluation: DetectionEvaluation, folder: Path) -> None:
-        """Draw predictions.png and precision_recall.png."""
-        from lambdanets.inference.figures import draw_detections
+        """Draw precision_recall.png, too."""
+        from lambdanets.inference.figures import draw_precision_recall
 
-        draw_detections(self.predictor, self.images, evaluation, folder)
+        super().draw(evaluation, folder)
+        draw_precision_recall(evaluation.scores, folder)
+
+    def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
+        from lambdanets.inference.drawing import draw_ground_truth, overlay
+
+        (found,) = self.predictor.infer([image])
+        return draw_ground_truth(image, annotated, self.predictor.classes), overlay(image, found.above(MIN_SCORE))
 
 
 class Detector(CocoPredictor):
@@ -124,14 +128,7 @@ class Detector(CocoPredictor):
         return mask_rcnn(
             architecture.model,
             num_classes,
-            image_size=architecture.image_size,
-            levels=architecture.levels,
-            pyramid_channels=architecture.pyramid_channels,
-            box_layers=architecture.box_layers,
-            mask_layers=architecture.mask_layers,
-            anchor_scale=architecture.anchor_scale,
-            aspect_ratios=architecture.aspect_ratios,
-            hide_padding=architecture.hide_padding,
+            **{name: getattr(architecture, name) for name in _MASK_RCNN_ARGUMENTS},
             image_mean=architecture.mean,
             image_std=architecture.std,
             mask_threshold=MASK_THRESHOLD,

@@ -9,15 +9,17 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import (
     SEMANTIC_MASK,
     AnnotatedBatch,
     image_to_tensor,
     load_with_semantic_mask,
+    make_semantic_mask,
 )
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.inference.coco_predictor import CocoEvaluator, CocoPredictor
-from lambdanets.inference.evaluator import Evaluation, format_score
+from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
+from lambdanets.inference.evaluator import format_score
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import numbered_name
@@ -57,21 +59,13 @@ class Segmentation:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SegmentationEvaluation(Evaluation):
-    """Scores of the readable images of an annotated dataset.
-
-    readable: indices of the readable images. unreadable: one message per unreadable image.
-    """
+class SegmentationEvaluation(CocoEvaluation):
+    """Dice, IoU and boundary F1 of a segmenter."""
 
     scores: SegmentationScores
-    readable: list[int]
-    unreadable: list[str]
 
     def metrics(self) -> dict[str, float | None]:
         return self.scores.means()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.scores.to_dict(), "images": len(self.readable)}
 
     def summary(self) -> str:
         means = self.scores.means()
@@ -83,9 +77,6 @@ class SegmentationEvaluation(Evaluation):
         for row in (*scores["classes"], scores | {"name": "mean without background"}):
             rows.append([row["name"], *(format_score(row[score]) for score in SCORES)])
         return text_table(rows).splitlines()
-
-    def counts(self) -> str:
-        return f"{len(self.readable)} images"
 
 
 class SegmentationEvaluator(CocoEvaluator):
@@ -108,12 +99,12 @@ class SegmentationEvaluator(CocoEvaluator):
         scores = summarize(measures, self.predictor.classes)
         return SegmentationEvaluation(scores, readable, unreadable)
 
-    @torch.compiler.set_stance("force_eager")
-    def draw(self, evaluation: SegmentationEvaluation, folder: Path) -> None:
-        """Draw predictions.png."""
-        from lambdanets.inference.figures import draw_segmentations
+    def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
+        from lambdanets.inference.drawing import overlay_classes
 
-        draw_segmentations(self.predictor, self.images, evaluation.readable, folder)
+        (predicted,) = self.predictor.infer([image])
+        target = make_semantic_mask(annotated)
+        return overlay_classes(image, target), overlay_classes(image, predicted.labels.numpy())
 
 
 class Segmenter(CocoPredictor):

@@ -72,7 +72,7 @@ def test_detecting_one_of_two_objects_gives_half_of_the_recall(two_cats):
     scores = evaluate(two_cats, [to_result(two_cats["annotations"][0])])
     assert scores.summary()["segm"]["AP"] == pytest.approx(51 / 101)
     for iou_type in ("bbox", "segm"):
-        np.testing.assert_allclose(scores.curve(iou_type, 0.75), RECALLS <= 0.5)
+        np.testing.assert_allclose(scores.curve(iou_type, "AP75"), RECALLS <= 0.5)
 
 
 def test_a_more_confident_false_positive_halves_the_precision(two_cats):
@@ -87,7 +87,7 @@ def test_per_category_ap_is_none_without_objects(two_cats):
     scores = evaluate(two_cats, [to_result(two_cats["annotations"][1])])
     assert scores.per_category("segm") == {"cat": 0, "dog": None, "bird": 1, "owl": None}
     assert scores.summary()["segm"]["AP"] == 0.5
-    np.testing.assert_allclose(scores.curve("segm"), 0.5)
+    np.testing.assert_allclose(scores.curve("segm", "AP"), 0.5)
 
 
 def test_scores_without_detections_are_zero(two_cats):
@@ -99,7 +99,7 @@ def test_scores_without_objects_are_none(two_cats):
     scores = evaluate(two_cats | {"annotations": []}, [to_result(two_cats["annotations"][0])])
     no_scores = dict.fromkeys(NAMES)
     assert scores.summary() == {"bbox": no_scores, "segm": no_scores}
-    assert scores.curve("bbox", 0.5) is None
+    assert scores.curve("bbox", "AP50") is None
     assert set(scores.per_category("segm").values()) <= {None}
 
 
