@@ -246,7 +246,7 @@ def test_evaluate_accepts_a_model_or_a_path_of_any_task(task, quick_run, trained
         evaluation = ln.evaluate(model, device="cpu", workers=int(isinstance(model, str)))
         scores = {"top1": evaluation.top1} if task == "classifier" else evaluation.scores.to_dict()
         assert {name: result[name] for name in scores} == scores
-    metric = {"classifier": "top-1", "detector": "box AP", "segmenter": "Dice"}[task]
+    metric = {"classifier": "top-1", "detector": "bbox_AP", "segmenter": "dice"}[task]
     assert re.fullmatch(rf"\w+Evaluation\([24] images, .*{metric} [01]\.\d{{4}}.*\)", repr(evaluation))
 
 

@@ -146,7 +146,7 @@ def test_detector_divides_large_images_of_several_channels_into_tiles(runs, phot
     assert labels.max() > 10
     results = json.loads((tmp_path / "out/results.json").read_bytes())
     assert {tuple(result["segmentation"]["size"]) for result in results} == {mosaic.shape}
-    succeed(*command, "--channel", "1", "--tile-size", "0", "--no-labels", "--out", tmp_path / "whole")
+    succeed(*command, "--channel", "1", "--tile-size", "0", "--out", tmp_path / "whole")
     assert len(json.loads((tmp_path / "whole/results.json").read_bytes())) != len(results)
 
 

@@ -133,9 +133,6 @@ class KeywordEvaluation(Evaluation):
     def metrics(self) -> dict[str, float | None]:
         return {"accuracy": self.accuracy}
 
-    def summary(self) -> str:
-        return f"accuracy {self.accuracy:.4f}"
-
     def counts(self) -> str:
         return f"{self.num_recordings} recordings"
 

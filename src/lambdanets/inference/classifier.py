@@ -64,22 +64,14 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClassificationEvaluation(Evaluation):
-    """Predictions of a classifier for the n readable images of a labeled dataset, in order.
-
-    classes: class names.
-    indices: (n,), indices of the images in the dataset.
-    labels, predicted: (n,), class indices.
-    confidence: (n,), probability of the predicted class.
-    loss: mean cross entropy.
-    unreadable: one message per unreadable image.
-    """
+    """Predictions of a classifier for the n readable images of a labeled dataset, in order."""
 
     classes: tuple[str, ...]
-    indices: np.ndarray
-    labels: np.ndarray
-    predicted: np.ndarray
-    confidence: np.ndarray
-    loss: float
+    indices: np.ndarray  # (n,), of the images in the dataset
+    labels: np.ndarray  # (n,), class indices
+    predicted: np.ndarray  # (n,), class indices
+    confidence: np.ndarray  # (n,), probability of the predicted class
+    loss: float  # mean cross entropy
     unreadable: list[str]
 
     @property
@@ -252,6 +244,6 @@ def open_splits_of(card: ClassifierCard, data: str, root: str | None = None) -> 
 
 def _is_same_dataset(data: str, other: str | None) -> bool:
     """Whether two names or paths of datasets are the same. A dataset that was moved is another one."""
-    if not other or data.rstrip("/") == other.rstrip("/"):
+    if not other or data == other:
         return bool(other)
     return other != "digits" and os.path.realpath(data) == os.path.realpath(other)

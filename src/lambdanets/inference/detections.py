@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +15,6 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.files import atomic_open
 
 MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
 MAX_UINT16 = 65_535
@@ -137,7 +135,7 @@ def measure_objects(image: Image.Image, labels: np.ndarray, objects: Detections)
     centroid (row, column), box (top, left, bottom, right; the last two exclusive), diameter of the circle of the same
     area, eccentricity of the ellipse of the same second moments.
     """
-    from skimage.measure import regionprops_table  # `make_label_image` needs no extra
+    from skimage.measure import regionprops_table  # slow to import
 
     measured = dict.fromkeys(name.partition("-")[0] for name in _PROPERTIES)
     table = regionprops_table(labels, np.asarray(image.convert("L")), properties=list(measured))
@@ -152,10 +150,3 @@ def measure_objects(image: Image.Image, labels: np.ndarray, objects: Detections)
 def label_image_name(name: str, labels: np.ndarray) -> str:
     """Return the file name of a label image: NAME.png with 16 bits, or NAME.tif with 32 bits."""
     return f"{name}.png" if labels.dtype == np.uint16 else f"{name}.tif"
-
-
-def save_label_image(labels: np.ndarray, path: Path) -> None:
-    """Write a label image to a path from `label_image_name`, atomically. Creates its folder."""
-    path.parent.mkdir(exist_ok=True)
-    with atomic_open(path) as file:
-        Image.fromarray(labels).save(file, "PNG" if path.suffix == ".png" else "TIFF")

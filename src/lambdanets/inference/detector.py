@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL.Image import Image
+from PIL.Image import Image, fromarray
 from torch import Tensor
 
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import AnnotatedBatch, image_to_tensor
-from lambdanets.files import atomic_open, atomic_write, encode_utf8
+from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
 from lambdanets.inference.coco_scores import Result, Scores, coco_results
@@ -25,12 +25,11 @@ from lambdanets.inference.detections import (
     label_image_name,
     make_label_image,
     measure_objects,
-    save_label_image,
 )
 from lambdanets.inference.evaluator import format_score
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.inference.options import MIN_SCORE, DetectorOptions
-from lambdanets.inference.predictor import numbered_name
+from lambdanets.inference.predictor import numbered_name, save_image
 from lambdanets.inference.tiles import detect_tiled, is_tiled
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import TileSize, check, write_json
@@ -54,10 +53,6 @@ class DetectionEvaluation(CocoEvaluation):
     def metrics(self) -> dict[str, float | None]:
         summary = self.scores.summary()
         return {name: summary[kind][metric] for name, (kind, metric) in METRICS.items()}
-
-    def summary(self) -> str:
-        box, mask = (format_score(self.metrics()[f"{kind}_AP"]) for kind in ("bbox", "segm"))
-        return f"box AP {box}  mask AP {mask}"
 
     def lines(self) -> list[str]:
         labels, summary = {"bbox": "boxes", "segm": "masks"}, self.scores.summary()
@@ -162,21 +157,20 @@ class Detector(CocoPredictor):
         """Write the figure and the label image of an image; the row has its COCO results and measured objects."""
         name = numbered_name(number, path)
         labels, visible = make_label_image(prediction, options.score)
-        objects: list[dict[str, Any]] = []
         if options.figures:
             from lambdanets.inference.drawing import overlay  # it imports Matplotlib
 
-            with atomic_open(out / f"{name}.png") as file:
-                overlay(image, visible).save(file, "PNG")
-        if options.labels:
-            objects = measure_objects(image, labels, visible)
-            save_label_image(labels, out / "labels" / label_image_name(name, labels))
-        results = coco_results(prediction, number, self.card.category_ids)
-        size = {"height": image.height, "width": image.width}
-        return size | {"results": results, "objects": objects, "count": len(visible)}
+            save_image(overlay(image, visible), out / f"{name}.png")
+        save_image(fromarray(labels), out / "labels" / label_image_name(name, labels))
+        return {
+            "height": image.height,
+            "width": image.width,
+            "results": coco_results(prediction, number, self.card.category_ids),
+            "objects": measure_objects(image, labels, visible),
+        }
 
     def describe(self, row: Mapping[str, Any]) -> str:
-        return f"{row['count']} objects"
+        return f"{len(row['objects'])} objects"
 
     def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: DetectorOptions) -> str:
         """Write images.json, results.json and objects.csv."""
@@ -187,12 +181,10 @@ class Detector(CocoPredictor):
         results = [result for row in rows for result in row["results"]]
         write_json(out / "images.json", {"images": images, "categories": [*map(dataclasses.asdict, self.categories)]})
         write_json(out / "results.json", results, None)
-        if options.labels:
-            measured = [{"image": row["path"]} | each for row in rows for each in row["objects"]]
-            table = [COLUMNS, *([each[column] for column in COLUMNS] for each in measured)]
-            atomic_write(out / "objects.csv", encode_utf8(csv_table(table)))
-        count = sum(row["count"] for row in rows)
+        objects = [{"image": row["path"]} | each for row in rows for each in row["objects"]]
+        table = [COLUMNS, *([each[column] for column in COLUMNS] for each in objects)]
+        atomic_write(out / "objects.csv", encode_utf8(csv_table(table)))
         return (
-            f"{count} objects with a score of at least {options.score:g}, not completely covered by others, in "
+            f"{len(objects)} objects with a score of at least {options.score:g}, not completely covered by others, in "
             f"{len(images)} images; {len(results)} detections of any score in results.json"
         )

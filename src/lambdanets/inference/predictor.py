@@ -22,7 +22,7 @@ from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.pixels import convert_image
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.models.weights import build_with_weights
 from lambdanets.records import check
@@ -235,6 +235,13 @@ def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
 def numbered_name(number: int, path: Path) -> str:
     """Return the name of an image in the names of its output files; file names are limited to 255 bytes."""
     return f"{number:05}-{path.stem[:_MAX_STEM]}"
+
+
+def save_image(image: Image, path: Path) -> None:
+    """Write a PNG, or else a TIFF, atomically. Creates its folder."""
+    path.parent.mkdir(exist_ok=True)
+    with atomic_open(path) as file:
+        image.save(file, "PNG" if path.suffix == ".png" else "TIFF")
 
 
 @contextmanager

@@ -17,12 +17,12 @@ from lambdanets.data.coco.loader import (
     load_with_semantic_mask,
     make_semantic_mask,
 )
-from lambdanets.files import atomic_open, atomic_write, encode_utf8
+from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
 from lambdanets.inference.evaluator import format_score
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.options import MaskOptions
-from lambdanets.inference.predictor import numbered_name
+from lambdanets.inference.predictor import numbered_name, save_image
 from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize
 from lambdanets.inference.tiles import blend_tiles, is_tiled
 from lambdanets.models import create_model
@@ -66,10 +66,6 @@ class SegmentationEvaluation(CocoEvaluation):
 
     def metrics(self) -> dict[str, float | None]:
         return self.scores.means()
-
-    def summary(self) -> str:
-        means = self.scores.means()
-        return f"Dice {format_score(means['dice'])}  IoU {format_score(means['iou'])}"
 
     def lines(self) -> list[str]:
         scores = self.scores.to_dict()
@@ -172,16 +168,12 @@ class Segmenter(CocoPredictor):
         self, prediction: Segmentation, image: Image.Image, path: Path, number: int, out: Path, options: MaskOptions
     ) -> dict[str, Any]:
         """Write the figure and the semantic mask of an image; the row has the number of pixels of each class."""
-        from lambdanets.inference.drawing import overlay_classes
-
-        labels = prediction.labels.numpy()
-        outputs = {out / "classes": Image.fromarray(labels)}
+        name, labels = f"{numbered_name(number, path)}.png", prediction.labels.numpy()
+        save_image(Image.fromarray(labels), out / "classes" / name)
         if options.figures:
-            outputs[out] = overlay_classes(image, labels)
-        for folder, output in outputs.items():
-            folder.mkdir(exist_ok=True)
-            with atomic_open(folder / f"{numbered_name(number, path)}.png") as file:
-                output.save(file, "PNG")
+            from lambdanets.inference.drawing import overlay_classes
+
+            save_image(overlay_classes(image, labels), out / name)
         return {"pixels": [count for _, count in prediction.pixels]}
 
     def describe(self, row: Mapping[str, Any]) -> str:

@@ -64,7 +64,7 @@ def test_validation_metrics_equal_those_of_evaluate(recipe_and_images):
     module.on_validation_epoch_end()
     evaluation = evaluate_oracle(recipe, images, blind=(0, 1))
     assert module.validation_metrics == evaluation.metrics()
-    assert f"mask AP {evaluation.metrics()['segm_AP']:.4f}" in module.validation_summary
+    assert f"segm_AP {evaluation.metrics()['segm_AP']:.4f}" in module.validation_summary
     assert module.model.max_batch_size == 1  # rounding would depend on the size of a batch
 
 
