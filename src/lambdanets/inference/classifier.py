@@ -190,7 +190,6 @@ class Classifier(Predictor):
         """
         return self.logits(images).softmax(dim=1)
 
-    @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
         """Return the outputs for preprocessed images as `probabilities` does, before the softmax."""
         logits = self.outputs(images).float().cpu()

@@ -7,12 +7,11 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL.Image import Image, fromarray
 from torch import Tensor
 
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import AnnotatedBatch, image_to_tensor
+from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
@@ -30,9 +29,9 @@ from lambdanets.inference.evaluator import format_score
 from lambdanets.inference.model_card import DetectorCard
 from lambdanets.inference.options import MIN_SCORE, DetectorOptions
 from lambdanets.inference.predictor import numbered_name, save_image
-from lambdanets.inference.tiles import detect_tiled, is_tiled
+from lambdanets.inference.tiles import detect_tiled
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
-from lambdanets.records import TileSize, check, write_json
+from lambdanets.records import write_json
 from lambdanets.text_tables import csv_table
 
 _MASK_RCNN_ARGUMENTS = (
@@ -71,7 +70,7 @@ class DetectionEvaluator(CocoEvaluator):
     predictor: "Detector"
 
     def measure(self, batch: AnnotatedBatch) -> list[Any]:
-        detections = self.predictor.detect(batch.images) if batch.images else []
+        detections = self.predictor.infer_tensors(batch.images) if batch.images else []
         annotated, category_ids = self.images.annotations.images, self.predictor.card.category_ids
         return [
             (index, coco_results(found, annotated[index].id, category_ids))
@@ -134,22 +133,11 @@ class Detector(CocoPredictor):
             **training_options,
         )
 
-    def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Detections]:
-        """Detect objects in images, of which those with a side of more than two tiles are divided (`detect_tiled`)."""
-        check("tile_size", tile_size, TileSize | None)
-        untiled = [image_to_tensor(image) for image in images if not is_tiled(image.size, tile_size)]
-        detected = iter(self.detect(untiled) if untiled else ())
-        return [
-            detect_tiled(self, image, tile_size, batch_size)
-            if tile_size is not None and is_tiled(image.size, tile_size)
-            else next(detected)
-            for image in images
-        ]
-
-    @torch.inference_mode()
-    def detect(self, images: Sequence[Tensor]) -> list[Detections]:
-        """Detect objects in images (3, H, W) in [0, 1]."""
+    def infer_tensors(self, images: Sequence[Tensor]) -> list[Detections]:
         return [Detections.from_outputs(outputs, self.classes) for outputs in self.outputs(images)]
+
+    def infer_tiles(self, image: Image, tile_size: int, batch_size: int) -> Detections:
+        return detect_tiled(self, image, tile_size, batch_size)
 
     def write(
         self, prediction: Detections, image: Image, path: Path, number: int, out: Path, options: DetectorOptions

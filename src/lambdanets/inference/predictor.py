@@ -79,8 +79,9 @@ class Predictor(ABC):
         self.model.to(resolve_device(device))
         return self
 
+    @torch.inference_mode()
     def outputs(self, images: Tensor | Sequence[Tensor]) -> Any:
-        """Return the model's outputs in evaluation mode for images in its device and dtype."""
+        """Return the model's outputs for images, in evaluation mode, on its device and in its dtype."""
         parameter = next(self.model.parameters())
         with evaluation_mode(self.model):
             if isinstance(images, Tensor):

@@ -24,9 +24,8 @@ from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import numbered_name, save_image
 from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize
-from lambdanets.inference.tiles import blend_tiles, is_tiled
+from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
-from lambdanets.records import TileSize, check
 from lambdanets.text_tables import csv_table, text_table
 
 BACKGROUND_NAME = "background"
@@ -84,7 +83,7 @@ class SegmentationEvaluator(CocoEvaluator):
     # images differ in size, and --compile would compile the model again for many sizes
     @torch.compiler.set_stance("force_eager")
     def measure(self, batch: AnnotatedBatch) -> list[Any]:
-        segmentations, count = self.predictor.segment(batch.images), len(self.predictor.classes)
+        segmentations, count = self.predictor.infer_tensors(batch.images), len(self.predictor.classes)
         return [
             count_image(index, found.labels.numpy(), target[SEMANTIC_MASK].cpu().numpy(), count)
             for index, found, target in zip(batch.indices.tolist(), segmentations, batch.targets, strict=True)
@@ -122,38 +121,20 @@ class Segmenter(CocoPredictor):
         """The names of the classes, in order of the labels: "background", then those of the categories."""
         return BACKGROUND_NAME, *self.card.classes
 
-    def infer(
-        self, images: Sequence[Image.Image], *, tile_size: int | None = None, batch_size: int = 1
-    ) -> list[Segmentation]:
-        """Segment images at their own resolution. Only images of equal size share a forward pass.
-
-        The probabilities of tiles are averaged in overlaps (see `blend_tiles`).
-        """
-        return self.segment([image_to_tensor(image) for image in images], tile_size=tile_size, batch_size=batch_size)
-
-    @torch.inference_mode()
-    def segment(
-        self, images: Sequence[Tensor], *, tile_size: int | None = None, batch_size: int = 1
-    ) -> list[Segmentation]:
-        """Segment images (3, H, W) in [0, 1]. Images of the same size that are not tiled share a forward pass.
-
-        tile_size: as in `predict`. batch_size: tiles per forward pass.
-        """
-        check("tile_size", tile_size, TileSize | None)
+    def infer_tensors(self, images: Sequence[Tensor]) -> list[Segmentation]:
+        """Segment images at their own resolution. Only images of equal size share a forward pass."""
         by_size: dict[torch.Size, list[int]] = {}
         for index, image in enumerate(images):
             by_size.setdefault(image.shape, []).append(index)
         probabilities: dict[int, Tensor] = {}
-        for shape, indices in by_size.items():
-            if tile_size is not None and is_tiled(shape[1:], tile_size):
-                for index in indices:
-                    probabilities[index] = blend_tiles(
-                        images[index], len(self.classes), tile_size, self._probabilities, batch_size
-                    )
-            else:
-                batch = self._probabilities(torch.stack([images[index] for index in indices]))
-                probabilities |= zip(indices, batch, strict=True)
+        for indices in by_size.values():
+            batch = self._probabilities(torch.stack([images[index] for index in indices]))
+            probabilities |= zip(indices, batch, strict=True)
         return [self._segmentation(probabilities[index]) for index in range(len(images))]
+
+    def infer_tiles(self, image: Image.Image, tile_size: int, batch_size: int) -> Segmentation:
+        num_classes, tensor = len(self.classes), image_to_tensor(image)
+        return self._segmentation(blend_tiles(tensor, num_classes, tile_size, self._probabilities, batch_size))
 
     def _probabilities(self, images: Tensor) -> Tensor:
         """Return the probabilities (B, classes, H, W) of images (B, 3, H, W), as float32 on the CPU."""

@@ -101,7 +101,7 @@ def detect_tiled(detector: "Detector", image: Image.Image, tile_size: int, batch
     is_cut: list[bool] = []
     for batch in tile_batches(size, tile_size, batch_size, "detecting"):
         images = [image.crop((columns.start, rows.start, columns.stop, rows.stop)) for rows, columns in batch]
-        detected = detector.detect([image_to_tensor(tile) for tile in images])
+        detected = detector.infer_tensors([image_to_tensor(tile) for tile in images])
         for (rows, columns), objects in zip(batch, detected, strict=True):
             objects = objects.select([index for index, crop in enumerate(objects.crops) if crop.mask.size])
             tiles += [len(found)] * len(objects)

@@ -66,7 +66,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     annotations = [
         _annotation(image.id, ids[label - 1], box, image.width)
         for image, tensor in zip(images.annotations.images, pixels, strict=True)
-        for label, box in _without_overlap(detector.detect([tensor])[0])
+        for label, box in _without_overlap(detector.infer_tensors([tensor])[0])
     ]
     edit_annotations(
         digits / "train.json", annotations=[{"id": number, **entry} for number, entry in enumerate(annotations, 1)]
