@@ -59,7 +59,7 @@ def outputs(tmp_path_factory):
     """The lines that PACKAGE, LAYER, each of IMPORT_ORDERS and PREDICTIONS print, each in a new process."""
     folder = tmp_path_factory.mktemp("imports")
     recipe, detector = tiny_recipe(folder / "digits"), folder / "weights.safetensors"
-    card = make_card(DetectorCard, recipe, ["cup"], category_ids=[1], tile_size=None).to_json()
+    card = make_card(DetectorCard, recipe, ["cup"], category_ids=[1]).to_json()
     save_weights(detector, build_model(recipe, ["cup"]), card)
     forks = [("", PACKAGE), ("import torch", LAYER)]
     forks += [("import torchvision", f"{imports}; {REGISTERED}") for imports in IMPORT_ORDERS]

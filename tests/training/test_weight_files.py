@@ -60,7 +60,7 @@ def detector(tmp_path_factory):
     """Weights of an untrained detector, with a NaN in its backbone."""
     folder = tmp_path_factory.mktemp("detector")
     recipe = tiny_recipe(folder)
-    description = make_card(DetectorCard, recipe, ["cup"], category_ids=[1], tile_size=None).to_json()
+    description = make_card(DetectorCard, recipe, ["cup"], category_ids=[1]).to_json()
     save_weights(folder / "weights.safetensors", build_model(recipe, 1), description)
     return copy_changed(
         folder / "weights.safetensors",

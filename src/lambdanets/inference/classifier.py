@@ -167,6 +167,7 @@ class Classifier(Predictor):
     """A trained classifier, which `lambdanets.load` returns. Its predictions are `Prediction`."""
 
     card_type = ClassifierCard
+    evaluator_type = ClassificationEvaluator
     default_batch_size = 32
 
     card: ClassifierCard

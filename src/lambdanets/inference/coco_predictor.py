@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,8 +71,6 @@ class CocoEvaluator(Evaluator):
 
 class CocoPredictor(Predictor):
     """Base of `Detector` and `Segmenter`."""
-
-    evaluator_type: ClassVar[type[Evaluator]]
 
     card: CocoCard
 

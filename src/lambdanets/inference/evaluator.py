@@ -61,7 +61,7 @@ class Evaluator(ABC):
         self, predictor: Any, images: Any, source: str = "", left_out: Mapping[str, int] = MappingProxyType({})
     ) -> None:
         self.predictor, self.images = predictor, images
-        self.source, self.left_out = source, left_out
+        self.source, self.left_out = source, dict(left_out)
 
     def describe(self) -> list[str]:
         """Describe the images, for the command."""

@@ -85,7 +85,7 @@ class DetectorCard(CocoCard, DetectorArchitecture):
 
     task: ClassVar[str] = "detection"
 
-    tile_size: TileSize | None
+    tile_size: TileSize | None = None
 
 
 @record
@@ -100,11 +100,11 @@ class SegmenterCard(CocoCard):
 Card = TypeVar("Card", bound=ModelCard)
 
 
-def make_card(card_type: type[Card], recipe: Any, classes: Any, **others: Any) -> Card:
+def make_card(card_type: type[Card], recipe: Any, /, classes: Any, **others: Any) -> Card:
     """Make the card of a recipe's network. others: the fields that the recipe does not have."""
-    fields = shared_fields(recipe, card_type) | {"classes": tuple(classes), "recipe": recipe.fields()}
+    fields = {"stretch": False, **others, **shared_fields(recipe, card_type)}
     with reraise_as_input_error("the recipe"):
-        return card_type(stretch=False, **fields, **others)
+        return card_type(**fields | {"classes": tuple(classes), "recipe": recipe.fields()})
 
 
 def read_card(path: Path, metadata: Mapping[str, Any]) -> ModelCard:
@@ -121,13 +121,11 @@ def read_card(path: Path, metadata: Mapping[str, Any]) -> ModelCard:
 def parse_card(content: str, card_type: type[Card], problem: str) -> Card:
     """Parse the JSON of a card. problem: the beginning of messages.
 
-    Raises InputError also for a missing field that builds the network or prepares its images: the default of a later
-    version could be another one.
+    Raises InputError also for a missing field: the default of a later version could be another one.
     """
     fields = json.loads(content)
-    building = [base for base in card_type.__mro__ if base.__module__ == Architecture.__module__]
-    for kind, given in (*((base, fields) for base in building), (Preprocessing, fields.get("preprocessing"))):
+    for kind, given in ((card_type, fields), (Preprocessing, fields.get("preprocessing"))):
         for field in dataclasses.fields(kind):
-            if isinstance(given, dict) and field.name not in given:
+            if isinstance(given, dict) and field.name not in {*given, "held_out"}:
                 raise InputError(f"{problem}: {field.name} must be given, got none")
     return parse_json(content, card_type, problem)

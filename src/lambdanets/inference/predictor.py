@@ -41,6 +41,7 @@ class Predictor(ABC):
     """A trained model with its model card, on any device, in any dtype: a `Classifier`, `Detector` or `Segmenter`."""
 
     card_type: ClassVar[type[ModelCard]]
+    evaluator_type: "ClassVar[type[Evaluator]]"
     default_batch_size: ClassVar[int] = 1  # of `predict`
     output: ClassVar[str] = "predictions.jsonl"  # default of the command: a file if it has a suffix, or else a folder
 

@@ -61,7 +61,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     images = open_datasets(recipe)[1]
     pixels = [image for batch in evaluation_batches(images, recipe.batch_size) for image in batch.images]
     names, ids = (tuple(category[field] for category in TWO_CATEGORIES) for field in ("name", "id"))
-    card = make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None)
+    card = make_card(DetectorCard, recipe, names, category_ids=ids)
     detector = Detector(_construct(recipe, pixels), card)
     annotations = [
         _annotation(image.id, ids[label - 1], box, image.width)

@@ -22,9 +22,7 @@ def recipe_and_images(tmp_path_factory):
 def evaluate_oracle(recipe, images, **options):
     categories = images.annotations.categories
     names, ids = tuple(category.name for category in categories), tuple(category.id for category in categories)
-    detector = Detector(
-        Oracle(images, **options), make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None)
-    )
+    detector = Detector(Oracle(images, **options), make_card(DetectorCard, recipe, names, category_ids=ids))
     return DetectionEvaluator(detector, images).evaluate()
 
 

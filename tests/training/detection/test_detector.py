@@ -113,9 +113,7 @@ def test_rejects_weights_without_valid_category_ids(ids, trained_detector, tmp_p
     recipe = read_recipe(trained_detector / "run/recipe.json")
     category_ids = {} if ids is None else {"category_ids": ids}
     path = tmp_path / "weights.safetensors"
-    content = json.loads(
-        make_card(DetectorCard, recipe, ("others", "with a loop"), category_ids=(1, 2), tile_size=None).to_json()
-    )
+    content = json.loads(make_card(DetectorCard, recipe, ("others", "with a loop"), category_ids=(1, 2)).to_json())
     del content["category_ids"]
     description = json.dumps(content | category_ids)
     save_file(load_file(trained_detector / "run/weights.safetensors"), path, {"lambdanets": description})

@@ -70,7 +70,7 @@ class DetectsTwo(nn.Module):
 @pytest.mark.figures
 def test_memory_of_an_evaluation_of_8000_objects_is_bounded(many_objects, tmp_path):
     peak_before = peak_memory()
-    detector = Detector(DetectsTwo(), make_card(DetectorCard, DIGITS, ("square",), category_ids=(7,), tile_size=None))
+    detector = Detector(DetectsTwo(), make_card(DetectorCard, DIGITS, ("square",), category_ids=(7,)))
     evaluator = DetectionEvaluator(detector, many_objects)
     evaluation = evaluator.evaluate()
     evaluator.draw(evaluation, tmp_path)

@@ -49,7 +49,7 @@ def test_overfits_one_image(tmp_path):
         if isinstance(norm, nn.BatchNorm2d):
             norm.momentum = 0.3
     names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
-    detector = Detector(model, make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None))
+    detector = Detector(model, make_card(DetectorCard, recipe, names, category_ids=ids))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     (batch,) = augmented_batches(recipe, training, augment)
     ap50_history = []

@@ -18,9 +18,9 @@ from lambdanets.data.datasets import hold_out, open_splits, subset
 from lambdanets.data.labeled_images import Batch, ImageBatches, normalize
 from lambdanets.data.transforms import Preprocessing, center_square
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
+from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import read_model
-from lambdanets.inference.model_card import ClassifierCard, make_card
+from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models.weights import find_weights
 from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
@@ -82,12 +82,6 @@ class ClassificationTask(Task):
         logits = self.logits(batch)
         loss = F.cross_entropy(logits, batch.labels, label_smoothing=recipe.label_smoothing, reduction="sum")
         return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
-
-    def card(self, recipe: ClassificationRecipe) -> ClassifierCard:
-        return make_card(ClassifierCard, recipe, self.classes, held_out=self.held_out)
-
-    def evaluator(self, recipe: ClassificationRecipe, images: Any) -> ClassificationEvaluator:
-        return ClassificationEvaluator(Classifier(self.model, self.card(recipe)), images)
 
 
 def make_batches(recipe: ClassificationRecipe, images: Any, **options: Any) -> ImageBatches:

@@ -21,7 +21,6 @@ from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import AnnotatedBatch, Target, image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask, to_cropped_mask
 from lambdanets.inference.detector import METRICS, Detector
-from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.models.weights import match_names
 from lambdanets.tasks.coco.task import CocoTask
@@ -113,7 +112,6 @@ class DetectionTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", *LOSS_NAMES.values())
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = tuple(METRICS)
     BEST_METRIC: ClassVar[str] = "segm_AP"
-    predictor = Detector
     augment = staticmethod(augment)
 
     recipe: DetectionRecipe
@@ -169,9 +167,6 @@ class DetectionTask(CocoTask):
         losses = self.model(batch.images, batch.targets)
         sums = {name: losses[key].float() * len(batch.images) for key, name in LOSS_NAMES.items()}
         return {"loss": torch.stack(list(sums.values())).sum()} | sums
-
-    def card(self, recipe: DetectionRecipe) -> DetectorCard:
-        return make_card(DetectorCard, recipe, self.classes, category_ids=self.category_ids, tile_size=None)
 
 
 # Prefixes of the tensors of the last layers.

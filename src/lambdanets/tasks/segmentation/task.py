@@ -21,7 +21,6 @@ from lambdanets.data.coco.loader import (
     make_semantic_mask,
 )
 from lambdanets.errors import InputError
-from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter, normalize
 from lambdanets.tasks.coco.task import CocoTask
@@ -71,7 +70,6 @@ class SegmentationTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "cross_entropy", "dice_loss")
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = SCORES
     BEST_METRIC: ClassVar[str] = "dice"
-    predictor = Segmenter
     augment = staticmethod(augment)
 
     recipe: SegmentationRecipe
@@ -91,9 +89,6 @@ class SegmentationTask(CocoTask):
         cross_entropy, dice_loss = (losses.sum() for losses in cross_entropy_and_dice(logits, targets))
         loss = cross_entropy + recipe.dice_weight * dice_loss
         return {"loss": loss, "cross_entropy": cross_entropy, "dice_loss": dice_loss}
-
-    def card(self, recipe: SegmentationRecipe) -> SegmenterCard:
-        return make_card(SegmenterCard, recipe, self.classes, category_ids=self.category_ids)
 
 
 def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
