@@ -49,7 +49,20 @@ class ClassificationTask(Task):
 
     @classmethod
     def resolve(cls, recipe: ClassificationRecipe) -> ClassificationRecipe:
-        return resolve_model_from_weights(recipe)
+        """If the recipe names no model, take model, options and preprocessing from its initial weights.
+
+        The recipe's own model_options override those of the weights, as do fields of its preprocessing that do not have
+        their default value.
+        """
+        if recipe.model or recipe.weights is None:
+            return recipe
+        card = read_model(find_weights(recipe.weights))[1]
+        if not isinstance(card, ClassifierCard):
+            raise InputError(f"weights must be those of a classifier if no model is given, got a {card.task} model")
+        options: dict[str, Any] = card.model_options | recipe.model_options
+        given = asdict(recipe.preprocessing).items()
+        own = {name: value for name, value in given if value != getattr(Preprocessing, name)}
+        return replace(recipe, model=card.model, model_options=options, **asdict(card.preprocessing) | own)
 
     @classmethod
     def quicktest(cls, recipe: Any, folder: Path) -> Any:
@@ -140,19 +153,3 @@ def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> n
     if recipe.weights is not None:
         load_initial_weights(model, recipe.weights, classes)
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU
-
-
-def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRecipe:
-    """If the recipe names no model, take model, options and preprocessing from its initial weights.
-
-    The recipe's own model_options override those of the weights, as do fields of its preprocessing that do not have
-    their default value.
-    """
-    if recipe.model or recipe.weights is None:
-        return recipe
-    card = read_model(find_weights(recipe.weights))[1]
-    if not isinstance(card, ClassifierCard):
-        raise InputError(f"weights must be those of a classifier if no model is given, got a {card.task} model")
-    options: dict[str, Any] = card.model_options | recipe.model_options
-    own = {name: value for name, value in asdict(recipe.preprocessing).items() if value != getattr(Preprocessing, name)}
-    return replace(recipe, model=card.model, model_options=options, **asdict(card.preprocessing) | own)
