@@ -17,8 +17,6 @@ from lambdanets.work import WorkFolder
 if TYPE_CHECKING:
     from lambdanets.inference.hub import Adopted
 
-MAX_ERROR = 1e-3  # deep randomly initialized networks amplify rounding in float32 to a few 1e-5
-
 
 @record
 class Adopt:
@@ -74,7 +72,10 @@ def main(arguments: list[str]) -> int:
 
 def _compare(networks: "Adopted", paths: list[Path]) -> None:
     """Print how far outputs differ on random and given images. Raises InputError if it is far."""
-    error = networks.max_error(networks.random_images(2))
+    from lambdanets.inference.hub import MAX_ERROR, max_error, random_images
+
+    images = random_images(networks.adopted, 2)
+    error = max_error(networks.adopted.model, networks.original.model, images)
     echo(f"outputs on random images: largest relative difference {error:.1e}")
     if paths:
         unreadable: list[str] = []
@@ -95,7 +96,9 @@ def _time(networks: "Adopted", batch_size: PositiveInt, seconds: float) -> None:
     """Print the median time of a forward pass of the two networks, which are run in turn."""
     import torch
 
-    images = networks.random_images(batch_size)
+    from lambdanets.inference.hub import random_images
+
+    images = random_images(networks.adopted, batch_size)
     models = (networks.original.model, networks.adopted.model)
     times: list[list[float]] = [[], []]
     with torch.inference_mode():

@@ -7,9 +7,8 @@ import copy
 import json
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -38,6 +37,7 @@ from lambdanets.models.weights import (
 from lambdanets.records import read_json
 
 README = "README.md"
+MAX_ERROR = 1e-3  # deep randomly initialized networks amplify rounding in float32 to a few 1e-5
 _RESULTS = ("top1", "validation_images", "data", "training_images", "epochs", "parameters", "seconds")
 _USAGE = """```python
 import lambdanets as ln
@@ -119,7 +119,6 @@ def _options(card: ClassifierCard | None) -> dict[str, Any]:
     }
 
 
-@torch.inference_mode()
 def _check_loaded(network: nn.Module, folder: Path) -> None:
     """Raise InputError unless a folder loads as a classifier with the same outputs as the network."""
     problem = "model must not have changes such as those of replace_convolutions; save its state_dict() instead"
@@ -127,14 +126,28 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
         loaded = load_one_of((Classifier,), folder, "cpu")
     except InputError as error:
         raise InputError(problem) from error
-    preprocessing = loaded.card.preprocessing
-    shape = (1, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    expected, actual = (each.cpu().float().eval()(images) for each in (copy.deepcopy(network), loaded.model))
-    if expected.shape != (1, len(loaded.classes)):
-        raise InputError(f"model must be a classifier, got outputs of shape {tuple(expected.shape)}")
-    if not torch.allclose(actual, expected, rtol=0, atol=1e-3 * float(expected.abs().max())):
+    expected, images = copy.deepcopy(network).cpu().float().eval(), random_images(loaded, 1)
+    with torch.inference_mode():
+        shape = tuple(expected(images).shape)
+    if shape != (1, len(loaded.classes)):
+        raise InputError(f"model must be a classifier, got outputs of shape {shape}")
+    if not max_error(loaded.model, expected, images) <= MAX_ERROR:
         raise InputError(problem)
+
+
+def random_images(classifier: Classifier, count: int) -> Tensor:
+    """Return preprocessed images of a classifier's size, on its device, the same at each call."""
+    preprocessing = classifier.card.preprocessing
+    shape = (count, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return images.to(next(classifier.model.parameters()).device)
+
+
+@torch.inference_mode()
+def max_error(network: nn.Module, expected: nn.Module, images: Tensor) -> float:
+    """Return max|actual - expected| / max|expected| of the outputs of two networks."""
+    outputs = expected(images)
+    return float((network(images) - outputs).abs().max() / outputs.abs().max())
 
 
 def _readme(name: str, network: Any, card: ClassifierCard | None, run: Path | None, license: str | None) -> str:
@@ -187,26 +200,12 @@ def push_to_hub(
         return f"{api.endpoint}/{repository}"
 
 
-@dataclass(frozen=True)
-class Adopted:
-    """A timm classifier before and after `adopt`. families: family of each replaced layer, by name of the layer."""
+class Adopted(NamedTuple):
+    """A timm classifier before and after `adopt`."""
 
     original: Classifier
     adopted: Classifier
-    families: dict[str, str]
-
-    def random_images(self, count: int) -> Tensor:
-        """Images of the size and on the device of the networks, the same at each call."""
-        preprocessing = self.adopted.card.preprocessing
-        shape = (count, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
-        images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        return images.to(next(self.adopted.model.parameters()).device)
-
-    @torch.inference_mode()
-    def max_error(self, images: Tensor) -> float:
-        """Return max|adopted - original| / max|original| of the networks; `adopt` has compared each layer itself."""
-        actual, expected = self.adopted.model(images), self.original.model(images)
-        return float((actual - expected).abs().max() / expected.abs().max())
+    families: dict[str, str]  # family of each replaced layer, by name of the layer
 
 
 def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = True) -> Adopted:
@@ -222,33 +221,30 @@ def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = 
     name, path = source.removeprefix(ADOPTED_PREFIX), Path(source)
     is_hidden = weights_in(path) or (path.exists() and not timm.is_model(name))
     if ":" not in source and not is_hidden:  # an empty folder, such as --out, does not hide an architecture
-        network = create_model(name, pretrained)
-        card = _card(network)
+        network: Any = create_model(name, pretrained)
     elif (found := find_weights(source)).is_hub_format:
         network, card = load_network(found.file.parent)
+        return _adopt_copy(network, card, source)
+    elif model is None:
+        raise InputError(f"model must be the name of the timm model whose weights are in {source}, got none")
     else:
-        network, card = _load_file(found.file, model)
-    fields = {**card, "model": f"{ADOPTED_PREFIX}{card['model']}"}
-    adopted = copy.deepcopy(network)
-    families = adopt(adopted)
-    classifier_card = parse_card(json.dumps(fields), ClassifierCard, source)
-    original = Classifier(network.eval(), classifier_card)
-    return Adopted(original, Classifier(adopted.eval(), classifier_card), families)
+        network = _load_file(found.file, model.removeprefix(ADOPTED_PREFIX))
+    config = {**network.pretrained_cfg, "num_classes": network.num_classes}
+    return _adopt_copy(network, card_from_config(config, config["architecture"], {}), source)
 
 
-def _load_file(path: Path, model: str | None) -> tuple[nn.Module, dict[str, Any]]:
+def _load_file(path: Path, model: str) -> nn.Module:
     """Create a timm model with the weights in a file, which determine the number of classes."""
-    if model is None:
-        raise InputError(f"model must be the name of the timm model whose weights are in {path}, got none")
     tensors, _ = read_weights(path)
-    model = model.removeprefix(ADOPTED_PREFIX)
     head = str(timm.get_pretrained_cfg(model).classifier) if timm.is_model(model) else ""
     # training code puts prefixes before names
     num_classes = next((len(x) for name, x in tensors.items() if f".{name}".endswith(f".{head}.weight")), None)
-    network = build_with_weights(lambda: create_model(model, num_classes=num_classes), tensors, str(path))
-    return network, _card(network)
+    return build_with_weights(lambda: create_model(model, num_classes=num_classes), tensors, str(path))
 
 
-def _card(network: Any) -> dict[str, Any]:
-    config = {**network.pretrained_cfg, "num_classes": network.num_classes}
-    return card_from_config(config, config["architecture"], {})
+def _adopt_copy(network: nn.Module, card: dict[str, Any], source: str) -> Adopted:
+    adopted = copy.deepcopy(network)
+    families = adopt(adopted)
+    content = json.dumps({**card, "model": f"{ADOPTED_PREFIX}{card['model']}"})
+    parsed = parse_card(content, ClassifierCard, source)
+    return Adopted(Classifier(network.eval(), parsed), Classifier(adopted.eval(), parsed), families)
