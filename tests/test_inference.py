@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 from torch import nn
 
 import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import Classifier
 from test_threads import make_classifier, make_detector, make_segmenter, result
 from training.runs import quick_recipe
 from training.teachers import write_teacher
@@ -183,8 +181,8 @@ def test_rejects_tiles_that_are_too_small_or_for_a_classifier(classifier, detect
             model.predict(pixels, tile_size=8)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", 3])
-def test_rejects_a_device_that_does_not_exist(device, classifier, detector, trained_detector, tmp_path, capsys):
+@pytest.mark.parametrize("device", ["cuda:99", 3])
+def test_rejects_a_device_that_does_not_exist(device, classifier, detector, tmp_path):
     message = r"^device must be cpu.*, got "
     for model in (classifier, detector):
         with pytest.raises(ValueError, match=message):
@@ -230,14 +228,6 @@ def test_load_rejects_paths_that_are_not_models(path):
     assert "\n" not in str(raised.value)
 
 
-def test_load_rejects_an_unknown_task(tmp_path):
-    tensors = {"weight": torch.zeros(1)}
-    metadata = {"task": "depth", "model": "x", "classes": ["a"], "recipe": {}}
-    save_file(tensors, tmp_path / "weights.safetensors", {"lambdanets": json.dumps(metadata)})
-    with pytest.raises(ValueError, match=r"must be a model of a task in classification, .*, got one of 'depth'"):
-        ln.load(tmp_path)
-
-
 @pytest.mark.parametrize("task", ["classifier", "detector", "segmenter"])
 def test_evaluate_accepts_a_model_or_a_path_of_any_task(task, quick_run, trained_detector, trained_segmenter):
     runs = {"classifier": quick_run, "detector": trained_detector / "run", "segmenter": trained_segmenter / "run"}
@@ -248,14 +238,6 @@ def test_evaluate_accepts_a_model_or_a_path_of_any_task(task, quick_run, trained
         assert {name: result[name] for name in scores} == scores
     metric = {"classifier": "top-1", "detector": "bbox_AP", "segmenter": "dice"}[task]
     assert re.fullmatch(rf"\w+Evaluation\([24] images, .*{metric} [01]\.\d{{4}}.*\)", repr(evaluation))
-
-
-def test_evaluate_accepts_other_data(classifier, detector, two_classes, trained_detector):
-    evaluation = ln.evaluate(classifier, two_classes)
-    assert len(evaluation.labels) == 20
-    digits = trained_detector / "digits"
-    evaluation = ln.evaluate(detector, digits / "train.json", images=digits / "train", batch_size=3)
-    assert len(evaluation.readable) == 4
 
 
 def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_path):
@@ -269,12 +251,6 @@ def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_
         ln.evaluate(classifier, batch_size=0)
     with pytest.raises(ValueError, match=r"^workers must be"):
         ln.evaluate(classifier, workers=-1)
-
-
-def test_a_dataset_is_evaluated_if_the_model_names_none(classifier, two_classes, monkeypatch):
-    classifier = Classifier(classifier.model, replace(classifier.card, recipe={}))
-    monkeypatch.chdir(two_classes)
-    assert len(ln.evaluate(classifier, ".").labels) == 20
 
 
 def test_a_training_set_is_evaluated_on_the_held_out_images_by_any_spelling_of_its_path(quick_run):

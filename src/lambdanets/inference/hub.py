@@ -22,7 +22,7 @@ from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import card_from_config, load_network, load_one_of
-from lambdanets.inference.model_card import ClassifierCard, parse_card
+from lambdanets.inference.model_card import ClassifierCard, read_card
 from lambdanets.models import create_model
 from lambdanets.models.factory import ADOPTED_PREFIX
 from lambdanets.models.weights import (
@@ -246,5 +246,5 @@ def _adopt_copy(network: nn.Module, card: dict[str, Any], source: str) -> Adopte
     adopted = copy.deepcopy(network)
     families = adopt(adopted)
     content = json.dumps({**card, "model": f"{ADOPTED_PREFIX}{card['model']}"})
-    parsed = parse_card(content, ClassifierCard, source)
+    parsed = read_card(source, {"lambdanets": content})
     return Adopted(Classifier(network.eval(), parsed), Classifier(adopted.eval(), parsed), families)

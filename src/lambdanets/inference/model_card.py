@@ -107,23 +107,20 @@ def make_card(card_type: type[Card], recipe: Any, /, classes: Any, **others: Any
         return card_type(**fields | {"classes": tuple(classes), "recipe": recipe.fields()})
 
 
-def read_card(path: Path, metadata: Mapping[str, Any]) -> ModelCard:
-    """Parse the card in the metadata of a weight file. Raises InputError if it has none, or one of an unknown task."""
-    if "lambdanets" not in metadata:
-        raise InputError(f"{path} has no model card; use a weight file of a run")
-    content, problem = metadata["lambdanets"], f"{path} has no valid model card"
-    task = str(parse_json(content, dict[str, Any], problem).get("task"))
-    if task not in TASKS and task not in installed_tasks():
-        raise InputError(f"{path} must be a model of a task in {', '.join(TASKS)}, got one of {task!r}")
-    return parse_card(content, predictor_of(task).card_type, problem)
+def read_card(source: str | Path, metadata: Mapping[str, Any]) -> ModelCard:
+    """Parse the card in the metadata of a weight file. source: for messages.
 
-
-def parse_card(content: str, card_type: type[Card], problem: str) -> Card:
-    """Parse the JSON of a card. problem: the beginning of messages.
-
-    Raises InputError also for a missing field: the default of a later version could be another one.
+    Raises InputError if it has none, one of an unknown task, or one without a field: the default of a later version
+    could be another one.
     """
-    fields = json.loads(content)
+    if "lambdanets" not in metadata:
+        raise InputError(f"{source} has no model card; use a weight file of a run")
+    content, problem = metadata["lambdanets"], f"{source} has no valid model card"
+    fields = parse_json(content, dict[str, Any], problem)
+    task = str(fields.get("task"))
+    if task not in TASKS and task not in installed_tasks():
+        raise InputError(f"{source} must be a model of a task in {', '.join(TASKS)}, got one of {task!r}")
+    card_type: type[ModelCard] = predictor_of(task).card_type
     for kind, given in ((card_type, fields), (Preprocessing, fields.get("preprocessing"))):
         for field in dataclasses.fields(kind):
             if isinstance(given, dict) and field.name not in {*given, "held_out"}:
