@@ -114,30 +114,24 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
     """
     from faster_coco_eval import COCO, COCOeval_faster  # predictions do not need it
 
-    images = {
-        image["id"]: {"id": number, "height": image["height"], "width": image["width"]}
-        for number, image in enumerate(sorted(truth["images"], key=lambda image: image["id"]), 1)
-    }
     categories = sorted(truth["categories"], key=lambda category: category["id"])
-    dataset = {"images": list(images.values()), "categories": categories}
-    # faster-coco-eval supports neither negative ids nor the annotation id 0
-    objects = [
-        annotation | {"id": number, "image_id": images[annotation["image_id"]]["id"]}
-        for number, annotation in enumerate(truth["annotations"], 1)
-    ]
-    detected = [
-        result | {"id": number, "image_id": images[result["image_id"]]["id"], "iscrowd": 0}
-        for number, result in enumerate(results, 1)
-    ]
+    numbers = {image_id: n for n, image_id in enumerate(sorted(image["id"] for image in truth["images"]), 1)}
+    images = [image | {"id": numbers[image["id"]]} for image in truth["images"]]
+    dataset = {"images": images, "categories": categories}
+
+    def renumber(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return copies, which faster-coco-eval changes, with ids from 1: it supports neither 0 nor negative ones."""
+        return [{**entry, "id": n, "image_id": numbers[entry["image_id"]]} for n, entry in enumerate(entries, 1)]
+
     areas = {
         "bbox": [result["bbox"][2] * result["bbox"][3] for result in results],
         "segm": [int(masks_api().area(result["segmentation"])) for result in results],
     }
     precision = {}
     for iou_type in IOU_TYPES:
-        # copies, because faster-coco-eval modifies its input
-        predicted = [result | {"area": area} for result, area in zip(detected, areas[iou_type], strict=True)]
-        pair = (COCO(dataset | {"annotations": each}) for each in ([each.copy() for each in objects], predicted))
+        detected = zip(renumber(results), areas[iou_type], strict=True)
+        predicted = [result | {"area": area, "iscrowd": 0} for result, area in detected]
+        pair = [COCO(dataset | {"annotations": each}) for each in (renumber(truth["annotations"]), predicted)]
         evaluation = COCOeval_faster(*pair, iou_type)
         evaluation.params.iouThrs, evaluation.params.recThrs = IOUS, RECALLS
         evaluation.params.maxDets = [max_detections]

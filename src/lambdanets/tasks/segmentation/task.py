@@ -41,11 +41,8 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: SegmentationRecipe)
     (top, height, new_height), (left, width, new_width) = (_random_crop(side, scale, size) for side in image.size[::-1])
     crop = image_to_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
     semantic_mask = torch.from_numpy(make_semantic_mask(annotated)[None, top : top + height, left : left + width])
-    if (new_height, new_width) != (height, width):
-        crop = transforms.resize(crop, [new_height, new_width], antialias=True)
-        semantic_mask = transforms.resize(
-            semantic_mask, [new_height, new_width], interpolation=InterpolationMode.NEAREST_EXACT
-        )
+    crop = transforms.resize(crop, [new_height, new_width], antialias=True)
+    semantic_mask = transforms.resize(semantic_mask, [new_height, new_width], InterpolationMode.NEAREST_EXACT)
     crop = normalize(crop, recipe.mean, recipe.std)
     pad_top, pad_left = random.randint(0, size - new_height), random.randint(0, size - new_width)
     padding = (pad_left, size - new_width - pad_left, pad_top, size - new_height - pad_top)
