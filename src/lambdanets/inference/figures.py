@@ -26,14 +26,13 @@ WRONG_COLOR, CORRECT_COLOR = "#c2410c", "#15803d"
 
 def draw_pairs(rows: Sequence[tuple[Image.Image, Image.Image]], folder: Path) -> None:
     """Write predictions.png, with drawings of the ground truth and the prediction of each image."""
-    heights = [0.5] + [min(7 * truth.height / truth.width, 20) for truth, _ in rows]
-    figure = Figure(figsize=(14, sum(heights)), layout="constrained")
-    axes = figure.subplots(len(heights), 2, height_ratios=heights)
+    heights = [min(7 * truth.height / truth.width, 20) for truth, _ in rows]
+    figure = Figure(figsize=(14, 0.5 + sum(heights)), layout="constrained")
+    axes = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
     for axis, title in zip(axes[0], ("ground truth", "prediction"), strict=True):
-        axis.text(0.5, 0.5, title, fontsize=16, ha="center", va="center")
-    for axis, image in zip(axes[1:].flat, (image for row in rows for image in row), strict=True):
+        axis.set_title(title, fontsize=16)
+    for axis, image in zip(axes.flat, (image for row in rows for image in row), strict=True):
         axis.imshow(np.asarray(image))
-    for axis in axes.flat:
         axis.set_axis_off()
     _save(figure, folder / SHEET)
 
@@ -64,24 +63,21 @@ def draw_precision_recall(scores: Scores, folder: Path) -> None:
 
 
 def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, folder: Path) -> None:
-    """Write predictions.png: the most confident errors, and below them correct predictions of increasing confidence."""
+    """Write predictions.png: the most confident errors, then correct predictions of increasing confidence."""
     classes = [printable(name) for name in predictions.classes]
     is_correct = predictions.labels == predictions.predicted
     wrong, correct = np.flatnonzero(~is_correct), np.flatnonzero(is_correct)
     confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:MAX_SHOWN]
     by_confidence = correct[np.argsort(predictions.confidence[correct], kind="stable")]
     evenly_spaced = np.linspace(0, len(correct) - 1, min(len(correct), MAX_SHOWN)).astype(int)
-    rows = [
-        chosen[start : start + COLUMNS]
-        for chosen in (confident_errors, by_confidence[evenly_spaced])
-        for start in range(0, len(chosen), COLUMNS)
-    ]
-    figure = Figure(figsize=(1.5 * COLUMNS, 0.5 + 1.95 * len(rows)), layout="constrained")
+    shown = [*confident_errors, *by_confidence[evenly_spaced]]
+    num_rows = -(-len(shown) // COLUMNS)
+    figure = Figure(figsize=(1.5 * COLUMNS, 0.5 + 1.95 * num_rows), layout="constrained")
     figure.suptitle(f"{len(wrong)} wrong and {len(correct)} correct of {len(is_correct)}", fontsize=13)
-    grid = figure.subplots(len(rows), COLUMNS, squeeze=False)
+    grid = figure.subplots(num_rows, COLUMNS, squeeze=False)
     for axis in grid.flat:
         axis.set_axis_off()
-    for axis, i in [(grid[row, column], i) for row, chosen in enumerate(rows) for column, i in enumerate(chosen)]:
+    for axis, i in zip(grid.flat, shown, strict=False):
         image, _ = images.load(int(predictions.indices[i]))
         prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
         truth = "" if is_correct[i] else f"\nis {classes[predictions.labels[i]]}"
