@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL.Image import Image
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from lambdanets.data.batches import BatchSlice
@@ -29,7 +28,6 @@ from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.options import ClassifierOptions
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
-from lambdanets.records import check
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,7 +52,6 @@ class Prediction:
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """Return names and probabilities of the `count` most probable classes, in descending order."""
-        check("count", count, PositiveInt)
         best = self.probabilities.topk(min(count, len(self.classes)))
         return [(self.classes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 

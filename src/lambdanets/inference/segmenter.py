@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms.v2.functional import normalize
 
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import (
@@ -139,7 +140,7 @@ class Segmenter(CocoPredictor):
     def _probabilities(self, images: Tensor) -> Tensor:
         """Return the probabilities (B, classes, H, W) of images (B, 3, H, W), as float32 on the CPU."""
         images = images.to(next(self.model.parameters()).device)
-        images = normalize(images, self.card.mean, self.card.std).contiguous(memory_format=torch.channels_last)
+        images = normalize(images, [*self.card.mean], [*self.card.std]).contiguous(memory_format=torch.channels_last)
         return self.outputs(images).float().softmax(1).cpu()
 
     def _segmentation(self, probabilities: Tensor) -> Segmentation:
@@ -171,9 +172,3 @@ class Segmenter(CocoPredictor):
         ]
         atomic_write(out / "classes.csv", encode_utf8(csv_table([COLUMNS, *table])))
         return f"{len(rows)} images"
-
-
-def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Subtract the mean of each channel from images (..., 3, H, W), and divide by its standard deviation."""
-    means, stds = (images.new_tensor(values).view(-1, 1, 1) for values in (mean, std))
-    return (images - means) / stds

@@ -22,7 +22,7 @@ from lambdanets.data.coco.loader import (
 )
 from lambdanets.errors import InputError
 from lambdanets.inference.segmentation_scores import SCORES
-from lambdanets.inference.segmenter import Segmenter, normalize
+from lambdanets.inference.segmenter import Segmenter
 from lambdanets.tasks.coco.task import CocoTask
 from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
@@ -43,7 +43,7 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: SegmentationRecipe)
     semantic_mask = torch.from_numpy(make_semantic_mask(annotated)[None, top : top + height, left : left + width])
     crop = transforms.resize(crop, [new_height, new_width], antialias=True)
     semantic_mask = transforms.resize(semantic_mask, [new_height, new_width], InterpolationMode.NEAREST_EXACT)
-    crop = normalize(crop, recipe.mean, recipe.std)
+    crop = transforms.normalize(crop, [*recipe.mean], [*recipe.std])
     pad_top, pad_left = random.randint(0, size - new_height), random.randint(0, size - new_width)
     padding = (pad_left, size - new_width - pad_left, pad_top, size - new_height - pad_top)
     crop, semantic_mask = F.pad(crop, padding), F.pad(semantic_mask, padding, value=IGNORED)
