@@ -18,13 +18,6 @@ FILES = {
 }
 
 
-@pytest.fixture
-def runs(quick_run, trained_detector, trained_segmenter):
-    """The folder of a finished run of each task."""
-    folders = {"classification": quick_run, "detection": trained_detector / "run"}
-    return folders | {"segmentation": trained_segmenter / "run"}
-
-
 @pytest.mark.parametrize("task", FILES)
 def test_evaluate_reproduces_the_scores_of_the_run_and_writes_them(task, runs, tmp_path, capsys):
     succeed("evaluate", runs[task], "--out", tmp_path / "out", "--device", "cpu")

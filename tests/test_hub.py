@@ -116,9 +116,7 @@ def test_every_saved_network_loads_with_the_same_outputs_or_is_refused(tmp_path)
         {"model_args": {"pretrained": True, "pretrained_cfg": {"url": "http://127.0.0.1:9/x.pth"}}},
         {"model_args": {"pretrained_cfg_overlay": {"file": "/etc/passwd"}}},
         {"model_args": {"checkpoint_path": "weights.pth"}},
-        {"model_args": {"cache_dir": "elsewhere"}},
         {"architecture": "hf-hub:user/name"},
-        {"architecture": "../elsewhere"},
     ],
     ids=str,
 )
@@ -210,19 +208,18 @@ def test_an_upload_or_download_that_fails_is_one_message(teacher, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("file", "content", "message"),
     [
-        (lambda folder: (folder / "config.json").write_text("{"), "is not a configuration of timm"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "with model.safetensors or pytorch_model.bin"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is not a readable safetensors file"),
+        ("config.json", b"{", "is not a configuration of timm"),
+        ("model.safetensors", b"x", "is not a readable safetensors file"),
+        ("model.safetensors", None, "with model.safetensors or pytorch_model.bin"),
     ],
-    ids=["damaged JSON", "without weights", "damaged weights"],
 )
-def test_rejects_a_damaged_model_folder(change, message, teacher, tmp_path):
-    folder = ln.save_pretrained(teacher, tmp_path / "model")
-    change(folder)
+def test_rejects_a_damaged_model_folder(file, content, message, teacher, tmp_path):
+    path = ln.save_pretrained(teacher, tmp_path / "model") / file
+    path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        ln.load(folder)
+        ln.load(path.parent)
 
 
 def test_torch_hub_lists_every_model_and_loads_them():

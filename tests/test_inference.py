@@ -19,6 +19,7 @@ from training.runs import quick_recipe
 from training.teachers import write_teacher
 
 CLASSES = ("dark", "light")
+MODELS = {"classification": ln.Classifier, "detection": ln.Detector, "segmentation": ln.Segmenter}
 
 
 @pytest.fixture(scope="module")
@@ -196,16 +197,15 @@ def test_rejects_a_device_that_does_not_exist(device, classifier, detector, tmp_
 @pytest.mark.parametrize(
     ("task", "name"),
     [
-        ("classifier", ""),
-        ("classifier", "checkpoints/before.ckpt"),
-        ("detector", "checkpoints/last.ckpt"),
-        ("segmenter", "weights.safetensors"),
+        ("classification", ""),
+        ("classification", "checkpoints/before.ckpt"),
+        ("detection", "checkpoints/last.ckpt"),
+        ("segmentation", "weights.safetensors"),
     ],
 )
-def test_load_accepts_every_file_of_a_run(name, task, quick_run, trained_detector, trained_segmenter, pixels):
-    runs = {"classifier": quick_run, "detector": trained_detector / "run", "segmenter": trained_segmenter / "run"}
+def test_load_accepts_every_file_of_a_run(name, task, runs, pixels):
     model = ln.load(str(runs[task] / name) if name else runs[task])
-    assert type(model).__name__.lower() == task
+    assert isinstance(model, MODELS[task])
     assert repr(model) == f"{type(model).__name__}({model.card.model}, {len(model.classes)} classes)"
     assert len(model.predict(pixels)) == 1
 
@@ -228,15 +228,14 @@ def test_load_rejects_paths_that_are_not_models(path):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("task", ["classifier", "detector", "segmenter"])
-def test_evaluate_accepts_a_model_or_a_path_of_any_task(task, quick_run, trained_detector, trained_segmenter):
-    runs = {"classifier": quick_run, "detector": trained_detector / "run", "segmenter": trained_segmenter / "run"}
+@pytest.mark.parametrize("task", MODELS)
+def test_evaluate_accepts_a_model_or_a_path_of_any_task(task, runs):
     result = json.loads((runs[task] / "result.json").read_text())
     for model in (runs[task], str(runs[task]), ln.load(runs[task])):
         evaluation = ln.evaluate(model, device="cpu", workers=int(isinstance(model, str)))
-        scores = {"top1": evaluation.top1} if task == "classifier" else evaluation.scores.to_dict()
+        scores = {"top1": evaluation.top1} if task == "classification" else evaluation.scores.to_dict()
         assert {name: result[name] for name in scores} == scores
-    metric = {"classifier": "top-1", "detector": "bbox_AP", "segmenter": "dice"}[task]
+    metric = {"classification": "top-1", "detection": "bbox_AP", "segmentation": "dice"}[task]
     assert re.fullmatch(rf"\w+Evaluation\([24] images, .*{metric} [01]\.\d{{4}}.*\)", repr(evaluation))
 
 

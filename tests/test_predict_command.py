@@ -26,13 +26,6 @@ OUT = {"classification": "out.jsonl", "detection": "out", "segmentation": "out"}
 
 
 @pytest.fixture
-def runs(quick_run, trained_detector, trained_segmenter):
-    """The folder of a finished run of each task."""
-    folders = {"classification": quick_run, "detection": trained_detector / "run"}
-    return folders | {"segmentation": trained_segmenter / "run"}
-
-
-@pytest.fixture
 def photos(trained_detector, tmp_path):
     """Images with names in several scripts and an undecodable one, of several sizes, and a text file named .png."""
     folder = tmp_path / "photos"
