@@ -47,7 +47,7 @@ from lambdanets.data.images import read_image
 from lambdanets.inference.coco_scores import Result, coco_results, evaluate
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import DetectionEvaluator
-from lambdanets.inference.tiled_detection import detect_tiled
+from lambdanets.inference.tiles import detect_tiled
 from lambdanets.provenance import provenance
 from lambdanets.records import write_json
 from lambdanets.text_tables import markdown_table
@@ -233,7 +233,7 @@ def score_intensities(data: Path, model: Path) -> dict[str, Any]:
                 pixels = np.asarray(image)
                 imwrite(content, change(pixels.astype(int)), photometric="rgb" if pixels.ndim == 3 else "minisblack")
                 tensor = image_to_tensor(read_image(content, name, stretch=stretch))
-                (objects,) = detector.detect([tensor])
+                (objects,) = detector.infer_tensors([tensor])
                 results += coco_results(objects, annotated.id, detector.card.category_ids)
             truth = test.annotations.to_coco()
             summary = evaluate(truth, results, max_detections=detector.card.max_detections).summary()["segm"]

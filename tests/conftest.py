@@ -158,3 +158,10 @@ def quick_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quick")
     run.start(quick_recipe(write_two_classes(folder / "images")), folder / "run")
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def runs(quick_run: Path, trained_detector: Path, trained_segmenter: Path) -> dict[str, Path]:
+    """The folder of a finished run of each task. Read-only."""
+    folders = {"classification": quick_run, "detection": trained_detector / "run"}
+    return folders | {"segmentation": trained_segmenter / "run"}

@@ -12,19 +12,10 @@ from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations
 from training.teachers import write_teacher
 
 FILES = {
-    "classification": [
-        *("confusion_matrix.csv", "confusion_matrix.png", "per_class_accuracy.csv", "predictions.png", "scores.json")
-    ],
+    "classification": ["confusion_matrix.csv", "confusion_matrix.png", "predictions.png", "scores.json"],
     "detection": ["precision_recall.png", "predictions.png", "results.json", "scores.json"],
     "segmentation": ["predictions.png", "scores.json"],
 }
-
-
-@pytest.fixture
-def runs(quick_run, trained_detector, trained_segmenter):
-    """The folder of a finished run of each task."""
-    folders = {"classification": quick_run, "detection": trained_detector / "run"}
-    return folders | {"segmentation": trained_segmenter / "run"}
 
 
 @pytest.mark.parametrize("task", FILES)
@@ -71,7 +62,7 @@ def test_evaluation_on_other_data_reports_dropped_annotations(runs, trained_dete
 
 
 @pytest.mark.figures
-def test_per_class_accuracy_and_confusion_matrix_count_every_image(two_classes, tmp_path, capsys):
+def test_confusion_matrix_counts_every_image(two_classes, tmp_path, capsys):
     names = ("dark", "light", "=a$x^$b 猫")  # the third class has no images, and a name that looks like a formula
     teacher, out = write_teacher(tmp_path / "teacher", names), tmp_path / "out"
     succeed("evaluate", teacher, "--data", two_classes, "--out", out, "--device", "cpu", "--batch-size", 3)
@@ -84,8 +75,5 @@ def test_per_class_accuracy_and_confusion_matrix_count_every_image(two_classes, 
     written = ["dark", "light", "'=a$x^$b 猫"]  # which spreadsheets do not run
     counts = [[name, *map(str, row)] for name, row in zip(written, matrix, strict=True)]
     assert rows == [["true \\ predicted", *written], *counts]
-    accuracy = (out / "per_class_accuracy.csv").read_text().splitlines()
-    assert accuracy[0] == "class,images,right,accuracy"
-    assert accuracy[1] == f"dark,10,{matrix[0][0]},{matrix[0][0] / 10:.6f}"
-    assert accuracy[3] == f"{written[2]},0,0,"
+    assert evaluation.accuracy_by_class == {"dark": matrix[0][0] / 10, "light": matrix[1][1] / 10, names[2]: None}
     assert min(Image.open(out / "confusion_matrix.png").size) > 200

@@ -14,10 +14,10 @@ import torch
 
 import lambdanets as ln
 from lambdanets.errors import InputError
-from lambdanets.inference.adopted import load_and_adopt
 from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.hub import load_and_adopt
 from lambdanets.recipes import find_recipe
-from lambdanets.tasks.classification.task import build_model, resolve_model_from_weights
+from lambdanets.tasks.classification.task import ClassificationTask, build_model
 from lambdanets.training.run import start
 from noise_images import write_two_classes
 from small_timm import small_lambda_resnet26t  # noqa: F401
@@ -78,8 +78,8 @@ def test_files_that_leave_the_machine_have_no_paths_and_no_names_of_data(tmp_pat
     folder = ln.save_pretrained("run", "model", license="apache-2.0")
     ln.export("run", "model.pt2", to="pt2")
     text = (folder / "README.md").read_text()
-    assert f"value: {json.loads(Path('run/result.json').read_text())['top1']}" in text
-    assert f'"learning_rate": {recipe.learning_rate}' in text
+    assert f"top1: {json.loads(Path('run/result.json').read_text())['top1']}" in text
+    assert f"learning_rate: {recipe.learning_rate}" in text
     assert "license: apache-2.0" in text
     private = [b"secret", str(tmp_path).encode(), str(Path(ln.__file__).parents[1]).encode(), b"site-packages"]
     for file in (*folder.iterdir(), *map(Path, ("run/weights.safetensors", "model.pt2"))):
@@ -116,9 +116,7 @@ def test_every_saved_network_loads_with_the_same_outputs_or_is_refused(tmp_path)
         {"model_args": {"pretrained": True, "pretrained_cfg": {"url": "http://127.0.0.1:9/x.pth"}}},
         {"model_args": {"pretrained_cfg_overlay": {"file": "/etc/passwd"}}},
         {"model_args": {"checkpoint_path": "weights.pth"}},
-        {"model_args": {"cache_dir": "elsewhere"}},
         {"architecture": "hf-hub:user/name"},
-        {"architecture": "../elsewhere"},
     ],
     ids=str,
 )
@@ -158,7 +156,7 @@ def test_adopted_weights_are_saved_with_the_keys_of_timm(timm_network, tmp_path)
 
 def test_finetuning_takes_a_folder_of_timm(timm_network, tmp_path):
     timm.models.save_for_hf(timm_network, tmp_path / "model", safe_serialization=True)
-    recipe = resolve_model_from_weights(replace(find_recipe("finetune"), weights=str(tmp_path / "model")))
+    recipe = ClassificationTask.resolve(replace(find_recipe("finetune"), weights=str(tmp_path / "model")))
     assert (recipe.model, recipe.mean) == ("timm/lambda_resnet26t", (0.485, 0.456, 0.406))
     weights = build_model(recipe, CLASSES).state_dict()
     assert torch.equal(weights["stem.conv1.conv.weight"], timm_network.stem.conv1.conv.weight)
@@ -210,19 +208,18 @@ def test_an_upload_or_download_that_fails_is_one_message(teacher, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("file", "content", "message"),
     [
-        (lambda folder: (folder / "config.json").write_text("{"), "is not a configuration of timm"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "with model.safetensors or pytorch_model.bin"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"x"), "is not a readable safetensors file"),
+        ("config.json", b"{", "is not a configuration of timm"),
+        ("model.safetensors", b"x", "is not a readable safetensors file"),
+        ("model.safetensors", None, "with model.safetensors or pytorch_model.bin"),
     ],
-    ids=["damaged JSON", "without weights", "damaged weights"],
 )
-def test_rejects_a_damaged_model_folder(change, message, teacher, tmp_path):
-    folder = ln.save_pretrained(teacher, tmp_path / "model")
-    change(folder)
+def test_rejects_a_damaged_model_folder(file, content, message, teacher, tmp_path):
+    path = ln.save_pretrained(teacher, tmp_path / "model") / file
+    path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        ln.load(folder)
+        ln.load(path.parent)
 
 
 def test_torch_hub_lists_every_model_and_loads_them():

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 from torch import nn
 
 import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import Classifier
 from test_threads import make_classifier, make_detector, make_segmenter, result
 from training.runs import quick_recipe
 from training.teachers import write_teacher
 
 CLASSES = ("dark", "light")
+MODELS = {"classification": ln.Classifier, "detection": ln.Detector, "segmentation": ln.Segmenter}
 
 
 @pytest.fixture(scope="module")
@@ -150,17 +149,18 @@ def test_results_have_class_names_and_a_short_repr(classifier, detector, pixels,
 
 
 ZEROS = np.zeros((4, 4, 3), np.uint8)
-EXPECTED = "a path, a Pillow image, a NumPy array or a tensor"
+EXPECTED = "a path, a Pillow image, a NumPy array, a tensor, or a list of them"
+UNREADABLE = "cannot read the image images: "
 INVALID = [
-    (5, f"images must be {EXPECTED}, or a list of them, got 5"),
-    ({"a": ZEROS}, r"images must be .* or a list of them, got \{'a': "),
+    (5, f"images must be {EXPECTED}, got 5"),
+    ({"a": ZEROS}, rf"images must be {EXPECTED}, got \{{'a': "),
     ([ZEROS, None], rf"images\[1\] must be {EXPECTED}, got None"),
-    (ZEROS.astype(np.float32), r"images must be an array .* of uint8, got shape \(4, 4, 3\) of float32"),
-    ([ZEROS[None]], r"images\[0\] must be an array .*, got shape \(1, 4, 4, 3\)"),
-    (torch.zeros(4, 4, 3), r"images must be a tensor \(3, H, W\) or \(1, H, W\), got shape \(4, 4, 3\)"),
-    (torch.zeros(3, 4, 4).long(), r"images must be a tensor .*, got shape \(3, 4, 4\) of torch.int64"),
-    (torch.full((3, 4, 4), 255.0), r"images must be in \[0, 1\], got other values; divide 8-bit values by 255"),
-    (torch.full((3, 4, 4), float("nan")), r"images must be in \[0, 1\]"),
+    (ZEROS.astype(np.float32), f"{UNREADABLE}its dtype must be uint8, .*, got float32"),
+    ([ZEROS[None]], r"cannot read the image images\[0\]: .* 4 dimensions"),
+    (torch.zeros(5, 4, 4), f"{UNREADABLE}.* 5 channels"),
+    (torch.zeros(3, 4, 4).long(), f"{UNREADABLE}its dtype must be uint8, .*, got torch.int64"),
+    (torch.full((3, 4, 4), 255.0), UNREADABLE + r"its values must be in \[0, 1\]; divide 8-bit values by 255"),
+    (torch.full((3, 4, 4), float("nan")), UNREADABLE + r"its values must be in \[0, 1\]"),
     ("nowhere.png", "cannot read the image nowhere.png: there is no such file"),
     ([Image.new("F", (4, 4), 9.0)], r"cannot read the image images\[0\]: its floats must be in 0..1"),
 ]
@@ -182,8 +182,8 @@ def test_rejects_tiles_that_are_too_small_or_for_a_classifier(classifier, detect
             model.predict(pixels, tile_size=8)
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:99", 3])
-def test_rejects_a_device_that_does_not_exist(device, classifier, detector, trained_detector, tmp_path, capsys):
+@pytest.mark.parametrize("device", ["cuda:99", 3])
+def test_rejects_a_device_that_does_not_exist(device, classifier, detector, tmp_path):
     message = r"^device must be cpu.*, got "
     for model in (classifier, detector):
         with pytest.raises(ValueError, match=message):
@@ -197,16 +197,15 @@ def test_rejects_a_device_that_does_not_exist(device, classifier, detector, trai
 @pytest.mark.parametrize(
     ("task", "name"),
     [
-        ("classifier", ""),
-        ("classifier", "checkpoints/before.ckpt"),
-        ("detector", "checkpoints/last.ckpt"),
-        ("segmenter", "weights.safetensors"),
+        ("classification", ""),
+        ("classification", "checkpoints/before.ckpt"),
+        ("detection", "checkpoints/last.ckpt"),
+        ("segmentation", "weights.safetensors"),
     ],
 )
-def test_load_accepts_every_file_of_a_run(name, task, quick_run, trained_detector, trained_segmenter, pixels):
-    runs = {"classifier": quick_run, "detector": trained_detector / "run", "segmenter": trained_segmenter / "run"}
+def test_load_accepts_every_file_of_a_run(name, task, runs, pixels):
     model = ln.load(str(runs[task] / name) if name else runs[task])
-    assert type(model).__name__.lower() == task
+    assert isinstance(model, MODELS[task])
     assert repr(model) == f"{type(model).__name__}({model.card.model}, {len(model.classes)} classes)"
     assert len(model.predict(pixels)) == 1
 
@@ -229,32 +228,15 @@ def test_load_rejects_paths_that_are_not_models(path):
     assert "\n" not in str(raised.value)
 
 
-def test_load_rejects_an_unknown_task(tmp_path):
-    tensors = {"weight": torch.zeros(1)}
-    metadata = {"task": "depth", "model": "x", "classes": ["a"], "recipe": {}}
-    save_file(tensors, tmp_path / "weights.safetensors", {"lambdanets": json.dumps(metadata)})
-    with pytest.raises(ValueError, match=r"must be a model of a task in classification, .*, got one of 'depth'"):
-        ln.load(tmp_path)
-
-
-@pytest.mark.parametrize("task", ["classifier", "detector", "segmenter"])
-def test_evaluate_accepts_a_model_or_a_path_of_any_task(task, quick_run, trained_detector, trained_segmenter):
-    runs = {"classifier": quick_run, "detector": trained_detector / "run", "segmenter": trained_segmenter / "run"}
+@pytest.mark.parametrize("task", MODELS)
+def test_evaluate_accepts_a_model_or_a_path_of_any_task(task, runs):
     result = json.loads((runs[task] / "result.json").read_text())
     for model in (runs[task], str(runs[task]), ln.load(runs[task])):
         evaluation = ln.evaluate(model, device="cpu", workers=int(isinstance(model, str)))
-        scores = {"top1": evaluation.top1} if task == "classifier" else evaluation.scores.to_dict()
+        scores = {"top1": evaluation.top1} if task == "classification" else evaluation.scores.to_dict()
         assert {name: result[name] for name in scores} == scores
-    metric = {"classifier": "top-1", "detector": "box AP", "segmenter": "Dice"}[task]
+    metric = {"classification": "top-1", "detection": "bbox_AP", "segmentation": "dice"}[task]
     assert re.fullmatch(rf"\w+Evaluation\([24] images, .*{metric} [01]\.\d{{4}}.*\)", repr(evaluation))
-
-
-def test_evaluate_accepts_other_data(classifier, detector, two_classes, trained_detector):
-    evaluation = ln.evaluate(classifier, two_classes)
-    assert len(evaluation.labels) == 20
-    digits = trained_detector / "digits"
-    evaluation = ln.evaluate(detector, digits / "train.json", images=digits / "train", batch_size=3)
-    assert len(evaluation.readable) == 4
 
 
 def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_path):
@@ -268,12 +250,6 @@ def test_evaluate_rejects_arguments_of_the_other_task(classifier, detector, tmp_
         ln.evaluate(classifier, batch_size=0)
     with pytest.raises(ValueError, match=r"^workers must be"):
         ln.evaluate(classifier, workers=-1)
-
-
-def test_a_dataset_is_evaluated_if_the_model_names_none(classifier, two_classes, monkeypatch):
-    classifier = Classifier(classifier.model, replace(classifier.card, recipe={}))
-    monkeypatch.chdir(two_classes)
-    assert len(ln.evaluate(classifier, ".").labels) == 20
 
 
 def test_a_training_set_is_evaluated_on_the_held_out_images_by_any_spelling_of_its_path(quick_run):

@@ -5,12 +5,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.inference.detections import Detections
-from lambdanets.inference.label_images import (
+from lambdanets.inference.detections import (
     COLUMNS,
+    Detections,
     make_label_image,
     measure_objects,
-    save_label_image,
 )
 
 
@@ -64,9 +63,3 @@ def test_measurements_are_those_of_the_pixels():
     assert (first["min_intensity"], first["max_intensity"]) == (100, 200)
     assert first["diameter"] == round((4 * 40 / np.pi) ** 0.5, 4)
     assert set(first) == set(COLUMNS) - {"image"}
-
-
-def test_label_images_are_16_bit_pngs(tmp_path):
-    labels = np.arange(65_536, dtype=np.uint16).reshape(256, 256)
-    save_label_image(labels, tmp_path / "labels/a.png")
-    np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "labels/a.png")), labels)

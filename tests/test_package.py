@@ -43,7 +43,7 @@ IMPORT_ORDERS = (
     "import importlib.util, lambdanets; importlib.util.find_spec('timm'); import timm",
 )
 REGISTERED = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
-MODULES = ("data.shards", "inference.evaluator", "inference.figures", "inference.label_images")
+MODULES = ("data.shards", "inference.evaluator", "inference.figures", "inference.detections")
 PREDICTIONS = f"""
 import sys, numpy as np, lambdanets as ln
 for path in sys.argv[1:]:
@@ -59,7 +59,7 @@ def outputs(tmp_path_factory):
     """The lines that PACKAGE, LAYER, each of IMPORT_ORDERS and PREDICTIONS print, each in a new process."""
     folder = tmp_path_factory.mktemp("imports")
     recipe, detector = tiny_recipe(folder / "digits"), folder / "weights.safetensors"
-    card = make_card(DetectorCard, recipe, ["cup"], category_ids=[1], tile_size=None).to_json()
+    card = make_card(DetectorCard, recipe, ["cup"], category_ids=[1]).to_json()
     save_weights(detector, build_model(recipe, ["cup"]), card)
     forks = [("", PACKAGE), ("import torch", LAYER)]
     forks += [("import torchvision", f"{imports}; {REGISTERED}") for imports in IMPORT_ORDERS]

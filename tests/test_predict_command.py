@@ -26,13 +26,6 @@ OUT = {"classification": "out.jsonl", "detection": "out", "segmentation": "out"}
 
 
 @pytest.fixture
-def runs(quick_run, trained_detector, trained_segmenter):
-    """The folder of a finished run of each task."""
-    folders = {"classification": quick_run, "detection": trained_detector / "run"}
-    return folders | {"segmentation": trained_segmenter / "run"}
-
-
-@pytest.fixture
 def photos(trained_detector, tmp_path):
     """Images with names in several scripts and an undecodable one, of several sizes, and a text file named .png."""
     folder = tmp_path / "photos"
@@ -146,7 +139,7 @@ def test_detector_divides_large_images_of_several_channels_into_tiles(runs, phot
     assert labels.max() > 10
     results = json.loads((tmp_path / "out/results.json").read_bytes())
     assert {tuple(result["segmentation"]["size"]) for result in results} == {mosaic.shape}
-    succeed(*command, "--channel", "1", "--tile-size", "0", "--no-labels", "--out", tmp_path / "whole")
+    succeed(*command, "--channel", "1", "--tile-size", "0", "--out", tmp_path / "whole")
     assert len(json.loads((tmp_path / "whole/results.json").read_bytes())) != len(results)
 
 

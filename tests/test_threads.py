@@ -35,7 +35,7 @@ def make_detector() -> Detector:
     sizes: dict[str, Any] = {"image_size": 48, "levels": (2, 3), "pyramid_channels": 8, "box_layers": (0, 16)}
     sizes |= {"mask_layers": 0, "proposals": 10, "max_detections": 3}
     recipe = replace(OBJECTS, model="lambda_resnet20_small", model_options=BACKBONE, **sizes)
-    card = make_card(DetectorCard, recipe, ("a",), category_ids=(1,), tile_size=None)
+    card = make_card(DetectorCard, recipe, ("a",), category_ids=(1,))
     model = Detector.build(card, 1, box_score_thresh=0.0)
     randomize(model.backbone)
     nn.init.normal_(model.rpn.head.cls_logits.weight, std=0.5)

@@ -7,10 +7,8 @@ from PIL import Image
 from skimage.measure import label, regionprops
 
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.inference.detections import Detections
-from lambdanets.inference.label_images import make_label_image
-from lambdanets.inference.tiled_detection import detect_tiled, drop_duplicates
-from lambdanets.inference.tiles import blend_tiles
+from lambdanets.inference.detections import Detections, make_label_image
+from lambdanets.inference.tiles import blend_tiles, detect_tiled, drop_duplicates
 
 
 class Rectangles:
@@ -21,7 +19,7 @@ class Rectangles:
     def __init__(self):
         self.largest = 0
 
-    def detect(self, images):
+    def infer_tensors(self, images):
         self.largest = max(self.largest, *(max(image.shape[1:]) for image in images))
         return [self._detect(image) for image in images]
 

@@ -1,7 +1,6 @@
 """Keyword spotting: a task of one's own, with 1-D lambda layers. Recipe, network, evaluation, and the task itself."""
 
 import wave
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,9 @@ from torch import Tensor, nn
 
 import lambdanets as ln
 from lambdanets.data.batches import Batches, BatchSlice, Sample
+from lambdanets.data.images import UnreadableImage
 from lambdanets.inference.evaluator import Evaluation, Evaluator
-from lambdanets.inference.model_card import ModelCard, make_card
+from lambdanets.inference.model_card import ModelCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.records import Fraction, record
 from lambdanets.registry import TaskEntry
@@ -90,45 +90,6 @@ def collate(samples: list[Sample]) -> Batch:
     return Batch(torch.stack(recordings), torch.tensor(labels), indices, [], samples[0].step_images)
 
 
-class KeywordSpotter(Predictor):
-    """A trained network. `lambdanets.load` and `lambdanets.evaluate` return and evaluate it, once it is registered."""
-
-    card_type = KeywordCard
-
-    @staticmethod
-    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
-        return KeywordNetwork(num_classes, **architecture.model_options)
-
-    def infer(self, recordings: Any, *, batch_size: int = 1) -> list[str]:
-        """Return the keyword of each recording, float32 (1, length)."""
-        logits = self.outputs(torch.stack([*recordings]))
-        return [self.classes[index] for index in logits.argmax(1).tolist()]
-
-    def evaluator(self) -> "KeywordEvaluator":
-        return KeywordEvaluator(self, Recordings(100, seed=1), "synthetic tones")
-
-    @staticmethod
-    def accepts(name: str) -> bool:
-        return name.lower().endswith(".wav")
-
-    def predict_files(
-        self, paths: Sequence[Path], unreadable: list[str], batch_size: int = 1, **reading: Any
-    ) -> Iterator[tuple[Path, Any, str]]:
-        for path in paths:
-            try:
-                recording = read_wav(path)
-            except (OSError, EOFError, wave.Error) as error:
-                unreadable.append(f"cannot read {path}: {error}")
-                continue
-            yield path, recording, self.infer([recording])[0]
-
-    def write(self, prediction: str, image: Any, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
-        return {"keyword": prediction}
-
-    def describe(self, row: Mapping[str, Any]) -> str:
-        return row["keyword"]
-
-
 @dataclass(frozen=True)
 class KeywordEvaluation(Evaluation):
     """The share of the recordings whose keyword was recognized."""
@@ -139,9 +100,6 @@ class KeywordEvaluation(Evaluation):
 
     def metrics(self) -> dict[str, float | None]:
         return {"accuracy": self.accuracy}
-
-    def summary(self) -> str:
-        return f"accuracy {self.accuracy:.4f}"
 
     def counts(self) -> str:
         return f"{self.num_recordings} recordings"
@@ -161,6 +119,39 @@ class KeywordEvaluator(Evaluator):
     def score(self, measures: list[Any], unreadable: list[str]) -> KeywordEvaluation:
         accuracy = sum(correct for _, correct in measures) / len(measures)
         return KeywordEvaluation(accuracy, len(measures), unreadable)
+
+
+class KeywordSpotter(Predictor):
+    """A trained network. `lambdanets.load` and `lambdanets.evaluate` return and evaluate it, once it is registered."""
+
+    card_type = KeywordCard
+    evaluator_type = KeywordEvaluator
+
+    @staticmethod
+    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
+        return KeywordNetwork(num_classes, **architecture.model_options)
+
+    def infer(self, recordings: Any, *, batch_size: int = 1) -> list[str]:
+        """Return the keyword of each recording, float32 (1, length)."""
+        logits = self.outputs(torch.stack([*recordings]))
+        return [self.classes[index] for index in logits.argmax(1).tolist()]
+
+    def evaluator(self) -> KeywordEvaluator:
+        return KeywordEvaluator(self, Recordings(100, seed=1), "synthetic tones")
+
+    @staticmethod
+    def accepts(name: str) -> bool:
+        return name.lower().endswith(".wav")
+
+    @staticmethod
+    def read(path: Path, **options: Any) -> Tensor:
+        try:
+            return read_wav(path)
+        except (OSError, EOFError, wave.Error) as error:
+            raise UnreadableImage(str(path), str(error)) from error
+
+    def write(self, prediction: str, image: Any, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
+        return {"keyword": prediction}
 
 
 class KeywordTask(Task):
@@ -206,12 +197,6 @@ class KeywordTask(Task):
         logits = self.model(batch.recordings)
         loss = F.cross_entropy(logits, batch.labels, reduction="sum")
         return {"loss": loss, "accuracy": (logits.argmax(1) == batch.labels).sum()}
-
-    def card(self, recipe: KeywordRecipe) -> KeywordCard:
-        return make_card(KeywordCard, recipe, self.classes)
-
-    def evaluator(self, recipe: KeywordRecipe, images: Recordings) -> KeywordEvaluator:
-        return KeywordEvaluator(KeywordSpotter(self.model, self.card(recipe)), images)
 
 
 ENTRY = TaskEntry(

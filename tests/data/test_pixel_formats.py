@@ -14,7 +14,7 @@ from PIL import Image
 from lambdanets.data.coco.images import open_annotated
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
-from lambdanets.inference.inputs import image_batches
+from lambdanets.inference.predictor import image_batches
 
 NOISE = np.random.default_rng(0)
 GRAY, ALPHA = NOISE.integers(0, 256, (2, 9, 11), np.uint8)

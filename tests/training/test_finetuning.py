@@ -10,7 +10,7 @@ from lambdanets.inference.loading import load
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.classification.task import build_model, resolve_model_from_weights
+from lambdanets.tasks.classification.task import ClassificationTask, build_model
 from lambdanets.training import run
 from training.runs import load_weights
 from training.teachers import write_teacher
@@ -40,21 +40,21 @@ def finetune(weights, two_classes):
 
 
 def test_model_options_and_preprocessing_are_taken_from_the_weights(finetune):
-    recipe = resolve_model_from_weights(finetune)
+    recipe = ClassificationTask.resolve(finetune)
     assert (recipe.model, recipe.model_options) == (BASE.model, BASE.model_options)
     assert recipe.preprocessing == BASE.preprocessing
     assert recipe.learning_rate == finetune.learning_rate
 
 
 def test_a_model_and_options_in_the_recipe_override_those_of_the_weights(finetune):
-    recipe = resolve_model_from_weights(replace(finetune, model_options={"scope": 9, "query_depth": 4}))
+    recipe = ClassificationTask.resolve(replace(finetune, model_options={"scope": 9, "query_depth": 4}))
     assert recipe.model_options == {"scope": 9, "heads": 2, "query_depth": 4}
     recipe = replace(finetune, model="lambda_resnet20_small")
-    assert resolve_model_from_weights(recipe) == recipe
+    assert ClassificationTask.resolve(recipe) == recipe
 
 
 def test_another_image_size_keeps_all_weights(finetune, weights):
-    recipe = resolve_model_from_weights(replace(finetune, image_size=15))
+    recipe = ClassificationTask.resolve(replace(finetune, image_size=15))
     assert recipe.preprocessing.image_size == 15
     after = build_model(recipe, 2).state_dict()
     assert [name for name, tensor in load_weights(weights).items() if not torch.equal(tensor, after[name])] == []
@@ -91,7 +91,7 @@ def test_options_of_the_command_override_those_of_the_weights(finetune, weights,
 
 
 def test_other_classes_reinitialize_the_classifier(finetune, weights):
-    recipe = resolve_model_from_weights(finetune)
+    recipe = ClassificationTask.resolve(finetune)
     before = load_weights(weights)
     for classes in (("dark", "light"), ("light", "dark"), ("cat", "dog"), ("dark", "light", "third")):
         after = build_model(recipe, classes).state_dict()

@@ -14,9 +14,8 @@ from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.inputs import ImageInput, image_batches
 from lambdanets.inference.loading import load_one_of
-from lambdanets.inference.predictor import evaluation_mode
+from lambdanets.inference.predictor import ImageInput, evaluation_mode, image_batches
 from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets_lab.explain.attention import AttentionMap, compute_attention_map, shared_keys
 from lambdanets_lab.explain.view import View, view_of_classifier, view_of_detector

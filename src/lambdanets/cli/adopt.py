@@ -13,9 +13,7 @@ from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 
 if TYPE_CHECKING:
-    from lambdanets.inference.adopted import Adopted
-
-MAX_ERROR = 1e-3  # deep randomly initialized networks amplify rounding in float32 to a few 1e-5
+    from lambdanets.inference.hub import Adopted
 
 
 @record
@@ -54,8 +52,7 @@ def main(arguments: list[str]) -> int:
     found = find_images(options.images)
     report_left_out(found)
     from lambdanets.device import resolve_device
-    from lambdanets.inference.adopted import load_and_adopt
-    from lambdanets.inference.hub import save_pretrained
+    from lambdanets.inference.hub import load_and_adopt, save_pretrained
 
     networks = load_and_adopt(options.source, options.model, pretrained=options.pretrained)
     for classifier in (networks.original, networks.adopted):
@@ -73,7 +70,10 @@ def main(arguments: list[str]) -> int:
 
 def _compare(networks: "Adopted", paths: list[Path]) -> None:
     """Print how far outputs differ on random and given images. Raises InputError if it is far."""
-    error = networks.max_error(networks.random_images(2))
+    from lambdanets.inference.hub import MAX_ERROR, max_error, random_images
+
+    images = random_images(networks.adopted, 2)
+    error = max_error(networks.adopted.model, networks.original.model, images)
     echo(f"outputs on random images: largest relative difference {error:.1e}")
     if paths:
         unreadable: list[str] = []
@@ -95,7 +95,9 @@ def _time(networks: "Adopted", batch_size: PositiveInt, seconds: float) -> None:
     import torch
     from torch.utils.benchmark import Timer
 
-    images = networks.random_images(batch_size)
+    from lambdanets.inference.hub import random_images
+
+    images = random_images(networks.adopted, batch_size)
     models = (networks.original.model, networks.adopted.model)
     names = [{"model": model, "images": images} for model in models]
     timers = [Timer("model(images)", globals=each, num_threads=torch.get_num_threads()) for each in names]

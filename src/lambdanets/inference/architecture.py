@@ -1,6 +1,6 @@
 """The fields that build a network, which recipes and model cards share.
 
-The defaults are those of recipes. `parse_card` requires these fields, since the default of a later version could be
+The defaults are those of recipes. `read_card` requires these fields, since the default of a later version could be
 another network.
 """
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL.Image import Image
-from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from lambdanets.data.batches import BatchSlice
@@ -29,7 +28,6 @@ from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.options import ClassifierOptions
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
-from lambdanets.records import check
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,7 +52,6 @@ class Prediction:
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """Return names and probabilities of the `count` most probable classes, in descending order."""
-        check("count", count, PositiveInt)
         best = self.probabilities.topk(min(count, len(self.classes)))
         return [(self.classes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
@@ -64,22 +61,14 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClassificationEvaluation(Evaluation):
-    """Predictions of a classifier for the n readable images of a labeled dataset, in order.
-
-    classes: class names.
-    indices: (n,), indices of the images in the dataset.
-    labels, predicted: (n,), class indices.
-    confidence: (n,), probability of the predicted class.
-    loss: mean cross entropy.
-    unreadable: one message per unreadable image.
-    """
+    """Predictions of a classifier for the n readable images of a labeled dataset, in order."""
 
     classes: tuple[str, ...]
-    indices: np.ndarray
-    labels: np.ndarray
-    predicted: np.ndarray
-    confidence: np.ndarray
-    loss: float
+    indices: np.ndarray  # (n,), of the images in the dataset
+    labels: np.ndarray  # (n,), class indices
+    predicted: np.ndarray  # (n,), class indices
+    confidence: np.ndarray  # (n,), probability of the predicted class
+    loss: float  # mean cross entropy
     unreadable: list[str]
 
     @property
@@ -158,7 +147,7 @@ class ClassificationEvaluator(Evaluator):
         )
 
     def write(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Write per_class_accuracy.csv, confusion_matrix.csv and confusion_matrix.png, too."""
+        """Write confusion_matrix.csv and confusion_matrix.png, too."""
         from lambdanets.inference.figures import write_confusion  # it imports Matplotlib
 
         write_confusion(evaluation, folder)
@@ -175,6 +164,7 @@ class Classifier(Predictor):
     """A trained classifier, which `lambdanets.load` returns. Its predictions are `Prediction`."""
 
     card_type = ClassifierCard
+    evaluator_type = ClassificationEvaluator
     default_batch_size = 32
 
     card: ClassifierCard
@@ -198,7 +188,6 @@ class Classifier(Predictor):
         """
         return self.logits(images).softmax(dim=1)
 
-    @torch.inference_mode()
     def logits(self, images: Tensor) -> Tensor:
         """Return the outputs for preprocessed images as `probabilities` does, before the softmax."""
         logits = self.outputs(images).float().cpu()
@@ -252,6 +241,6 @@ def open_splits_of(card: ClassifierCard, data: str, root: str | None = None) -> 
 
 def _is_same_dataset(data: str, other: str | None) -> bool:
     """Whether two names or paths of datasets are the same. A dataset that was moved is another one."""
-    if not other or data.rstrip("/") == other.rstrip("/"):
+    if not other or data == other:
         return bool(other)
     return other != "digits" and os.path.realpath(data) == os.path.realpath(other)

@@ -1,20 +1,47 @@
 """What detectors and segmenters have in common: they are trained on annotations in COCO format."""
 
 import sys
-from dataclasses import replace
-from typing import Any, ClassVar
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
 
 from lambdanets.data.batches import Batches, BatchSlice
-from lambdanets.data.coco.annotations import Category
+from lambdanets.data.coco.annotations import AnnotatedImage, Category
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, load_image
+from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor, load_image
 from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.errors import InputError
-from lambdanets.inference.evaluator import Evaluator
+from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import Predictor
+from lambdanets.inference.tiles import is_tiled
+from lambdanets.records import TileSize, check
 from lambdanets.terminal import echo
+
+MAX_DRAWN = 8  # images in predictions.png
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CocoEvaluation(Evaluation):
+    """Scores of the readable images of an annotated set, whose indices are `readable`."""
+
+    scores: Any
+    readable: list[int]
+    unreadable: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.scores.to_dict(), "images": len(self.readable)}
+
+    def counts(self) -> str:
+        return f"{len(self.readable)} images"
 
 
 class CocoEvaluator(Evaluator):
@@ -28,11 +55,22 @@ class CocoEvaluator(Evaluator):
     ) -> Batches[AnnotatedBatch]:
         return evaluation_batches(self.images, batch_size, workers, batch_slice, self.load)
 
+    @torch.compiler.set_stance("force_eager")  # images differ in size
+    def draw(self, evaluation: Any, folder: Path) -> None:
+        """Draw evenly spaced images with their annotations, and with their predictions, in predictions.png."""
+        from lambdanets.inference.figures import draw_pairs
+
+        readable = evaluation.readable
+        positions = np.linspace(0, len(readable) - 1, min(len(readable), MAX_DRAWN)).astype(int)
+        draw_pairs([self.render(*self.images.load(readable[position])) for position in positions], folder)
+
+    @abstractmethod
+    def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
+        """Draw the annotations of an image, and its prediction."""
+
 
 class CocoPredictor(Predictor):
     """Base of `Detector` and `Segmenter`."""
-
-    evaluator_type: ClassVar[type[Evaluator]]
 
     card: CocoCard
 
@@ -40,6 +78,26 @@ class CocoPredictor(Predictor):
     def categories(self) -> tuple[Category, ...]:
         """Categories (id and name), in order of the labels."""
         return tuple(map(Category, self.card.category_ids, self.card.classes))
+
+    def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Any]:
+        """Predict on images, of which those with a side of more than two tiles are divided. batch_size: in tiles."""
+        check("tile_size", tile_size, TileSize | None)
+        whole = [image_to_tensor(image) for image in images if not is_tiled(image.size, tile_size)]
+        predictions = iter(self.infer_tensors(whole) if whole else ())
+        return [
+            self.infer_tiles(image, tile_size, batch_size)
+            if tile_size is not None and is_tiled(image.size, tile_size)
+            else next(predictions)
+            for image in images
+        ]
+
+    @abstractmethod
+    def infer_tensors(self, images: Sequence[Tensor]) -> list[Any]:
+        """Predict on images, float32 (3, H, W) in [0, 1], without tiles."""
+
+    @abstractmethod
+    def infer_tiles(self, image: Image, tile_size: int, batch_size: int) -> Any:
+        """Predict on overlapping tiles of an image, of which `batch_size` share a forward pass."""
 
     def infer_options(self, options: MaskOptions) -> dict[str, Any]:
         default = getattr(self.card, "tile_size", None)

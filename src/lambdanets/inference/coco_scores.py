@@ -13,8 +13,15 @@ from lambdanets.inference.detections import Detections
 IOU_TYPES = ("bbox", "segm")
 IOUS = np.linspace(0.5, 0.95, 10)  # AP is the mean over them
 RECALLS = np.linspace(0, 1, 101)
-# Indices of COCO's area ranges after that of all: small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
-_AREA_RANGES = {"APs": 1, "APm": 2, "APl": 3}
+# Parts of `Scores.precision`. Area ranges: all, small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
+_PARTS = {
+    "AP": np.s_[..., 0],
+    "AP50": np.s_[:1, ..., 0],
+    "AP75": np.s_[5:6, ..., 0],
+    "APs": np.s_[..., 1],
+    "APm": np.s_[..., 2],
+    "APl": np.s_[..., 3],
+}
 
 Result = dict[str, Any]
 
@@ -68,12 +75,7 @@ class Scores:
     def summary(self) -> dict[str, dict[str, float | None]]:
         """Return AP, AP50, AP75, APs, APm and APl in [0, 1] for "bbox" and "segm"; None without objects of a size."""
         return {
-            iou_type: {
-                "AP": _mean(precision[..., 0]),
-                "AP50": _mean(precision[_iou_index(0.5), ..., 0]),
-                "AP75": _mean(precision[_iou_index(0.75), ..., 0]),
-                **{name: _mean(precision[..., size]) for name, size in _AREA_RANGES.items()},
-            }
+            iou_type: {name: _mean(precision[part]) for name, part in _PARTS.items()}
             for iou_type, precision in self.precision.items()
         }
 
@@ -85,24 +87,19 @@ class Scores:
         """Return the summary and the AP per category, for result.json and scores.json."""
         return {**self.summary(), "AP_by_category": {iou_type: self.per_category(iou_type) for iou_type in IOU_TYPES}}
 
-    def curve(self, iou_type: str, iou: float | None = None) -> np.ndarray | None:
+    def curve(self, iou_type: str, name: str) -> np.ndarray | None:
         """Return the precision at RECALLS, (101,), averaged over categories; None without objects.
 
-        iou: one of 0.5, 0.55, ..., 0.95, or None for the average over all of them. The mean of that curve is AP.
+        name: AP, AP50 or AP75, which is the mean of the curve.
         """
-        precision = self.precision[iou_type][..., 0]
-        chosen = precision if iou is None else precision[_iou_index(iou)][None]
+        precision = self.precision[iou_type][_PARTS[name]]
         has_objects = (precision > -1).all(axis=(0, 1))
-        return chosen[:, :, has_objects].mean(axis=(0, 2)) if has_objects.any() else None
+        return precision[:, :, has_objects].mean(axis=(0, 2)) if has_objects.any() else None
 
 
 def _mean(precision: np.ndarray) -> float | None:
     valid = precision[precision > -1]
     return float(valid.mean()) if valid.size else None
-
-
-def _iou_index(iou: float) -> int:
-    return int(np.abs(IOUS - iou).argmin())
 
 
 def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detections: int = 100) -> Scores:
@@ -117,30 +114,24 @@ def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detecti
     """
     from faster_coco_eval import COCO, COCOeval_faster  # predictions do not need it
 
-    images = {
-        image["id"]: {"id": number, "height": image["height"], "width": image["width"]}
-        for number, image in enumerate(sorted(truth["images"], key=lambda image: image["id"]), 1)
-    }
     categories = sorted(truth["categories"], key=lambda category: category["id"])
-    dataset = {"images": list(images.values()), "categories": categories}
-    # faster-coco-eval supports neither negative ids nor the annotation id 0
-    objects = [
-        annotation | {"id": number, "image_id": images[annotation["image_id"]]["id"]}
-        for number, annotation in enumerate(truth["annotations"], 1)
-    ]
-    detected = [
-        result | {"id": number, "image_id": images[result["image_id"]]["id"], "iscrowd": 0}
-        for number, result in enumerate(results, 1)
-    ]
+    numbers = {image_id: n for n, image_id in enumerate(sorted(image["id"] for image in truth["images"]), 1)}
+    images = [image | {"id": numbers[image["id"]]} for image in truth["images"]]
+    dataset = {"images": images, "categories": categories}
+
+    def renumber(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return copies, which faster-coco-eval changes, with ids from 1: it supports neither 0 nor negative ones."""
+        return [{**entry, "id": n, "image_id": numbers[entry["image_id"]]} for n, entry in enumerate(entries, 1)]
+
     areas = {
         "bbox": [result["bbox"][2] * result["bbox"][3] for result in results],
         "segm": [int(masks_api().area(result["segmentation"])) for result in results],
     }
     precision = {}
     for iou_type in IOU_TYPES:
-        # copies, because faster-coco-eval modifies its input
-        predicted = [result | {"area": area} for result, area in zip(detected, areas[iou_type], strict=True)]
-        pair = (COCO(dataset | {"annotations": each}) for each in ([each.copy() for each in objects], predicted))
+        detected = zip(renumber(results), areas[iou_type], strict=True)
+        predicted = [result | {"area": area, "iscrowd": 0} for result, area in detected]
+        pair = [COCO(dataset | {"annotations": each}) for each in (renumber(truth["annotations"]), predicted)]
         evaluation = COCOeval_faster(*pair, iou_type)
         evaluation.params.iouThrs, evaluation.params.recThrs = IOUS, RECALLS
         evaluation.params.maxDets = [max_detections]

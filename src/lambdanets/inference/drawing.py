@@ -1,14 +1,15 @@
-"""Draws objects and classes over images, with Pillow."""
+"""Draws objects and classes over images."""
 
 import colorsys
 import math
-from functools import cache
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
+from torchvision.transforms.functional import to_pil_image
+from torchvision.utils import draw_bounding_boxes
 
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import BACKGROUND, IGNORED
@@ -89,8 +90,7 @@ def overlay(image: Image.Image, objects: Detections, *, with_scores: bool = True
     corners = np.sort(np.asarray(objects.boxes, np.float64).reshape(-1, 2, 2), axis=1).reshape(-1, 4) * factor
     areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
     line_width = max(1, round(max(size) / 400))
-    by_area = np.argsort(-areas, kind="stable")
-    for index in by_area:
+    for index in np.argsort(-areas, kind="stable"):
         top, left, mask = objects.crops[index]
         if mask.size:
             inside = mask.repeat(factor, 0).repeat(factor, 1)
@@ -98,33 +98,18 @@ def overlay(image: Image.Image, objects: Detections, *, with_scores: bool = True
             width = line_width if has_names else min(line_width, max(1, min(mask.shape) // 10))
             boundary = ~binary_erosion(inside, iterations=width)
             _paint(window, inside, boundary, distinct_color(int(index)), _OPACITY if has_names else 0.0)
-    drawn = Image.fromarray(pixels)
-    if not has_names:
-        return drawn
-    draw = ImageDraw.Draw(drawn)
-    corners = np.clip(corners, 0, [size[0] - 1, size[1] - 1] * 2)
+    if not has_names or not len(objects):
+        return Image.fromarray(pixels)
     names, scores = objects.class_names, objects.scores.tolist()
-    for index in np.lexsort((areas, scores)):
-        color = distinct_color(int(index))
-        draw.rectangle(tuple(corners[index]), outline=color, width=line_width)
-        text = printable(names[index]) + (f" {scores[index]:.2f}" if with_scores else "")
-        _write_name(draw, text, corners[index][0], corners[index][1], color)
-    return drawn
-
-
-def _write_name(draw: ImageDraw.ImageDraw, text: str, x: float, y: float, color: Color) -> None:
-    """Write a name above the point (x, y), or below it at the top of the image."""
-    width, height = draw.im.size
-    font = _font(max(13, max(width, height) // 60))
-    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
-    text_w, text_h = right - left + 4, bottom - top + 4
-    x, y = max(0, min(x, width - text_w)), max(0, y - text_h)
-    draw.rectangle((x, y, x + text_w, y + text_h), fill=color)
-    is_bright = 0.3 * color[0] + 0.6 * color[1] + 0.1 * color[2] > 110
-    draw.text((x + 2 - left, y + 2 - top), text, font=font, fill="black" if is_bright else "white")
-
-
-@cache
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    """Load DejaVu Sans, which is part of Matplotlib. Characters that it does not have are drawn as empty boxes."""
-    return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
+    by_score = np.lexsort((areas, scores)).tolist()
+    drawn = draw_bounding_boxes(
+        torch.from_numpy(pixels).permute(2, 0, 1),
+        torch.from_numpy(np.clip(corners[by_score], 0, [size[0] - 1, size[1] - 1] * 2)),
+        [printable(names[index]) + (f" {scores[index]:.2f}" if with_scores else "") for index in by_score],
+        [distinct_color(index) for index in by_score],
+        width=line_width,
+        font=str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")),  # boxes for characters it lacks
+        font_size=max(13, max(size) // 60),
+        fill_labels=True,
+    )
+    return to_pil_image(drawn)

@@ -32,9 +32,9 @@ class Evaluation(ABC):
         """All scores, for scores.json and result.json."""
         return dict(self.metrics())
 
-    @abstractmethod
     def summary(self) -> str:
-        """The most important metrics, for the line of an epoch."""
+        """The most important metrics, for the line of an epoch; by default all."""
+        return "  ".join(f"{name} {format_score(value)}" for name, value in self.metrics().items())
 
     def lines(self) -> list[str]:
         """The scores as lines of text, for the end of training and of an evaluation."""
@@ -51,8 +51,8 @@ class Evaluation(ABC):
 class Evaluator(ABC):
     """Compares a model's predictions with the labels of a set, and scores them.
 
-    Images are measured one after the other, in one process or in several; a score takes the
-    measures of all. Training validates with it, and `evaluate` and the commands call it.
+    Images are measured in one process or in several; a score takes the measures of all. Training validates with it, and
+    `evaluate` and the commands call it.
 
     source: description of the images. left_out: number of files or annotations that are not used, by reason.
     """
@@ -90,10 +90,9 @@ class Evaluator(ABC):
 
     def evaluate(self, batch_size: int | None = None, workers: int = 0) -> Any:
         """Return the `Evaluation` of the set. Raises InputError if all images are unreadable."""
-        batch_size = batch_size or self.predictor.default_batch_size
         measures: list[Any] = []
         unreadable: list[str] = []
-        with self.batches(batch_size, workers) as batches:
+        with self.batches(batch_size or self.predictor.default_batch_size, workers) as batches:
             for batch in track(batches, "evaluating", len(batches), "batches"):
                 unreadable += batch.unreadable
                 measures += self.measure(batch)

@@ -1,7 +1,7 @@
 """Figures with Matplotlib: predictions beside the truth, precision and recall, and the confusion of classes."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,75 +9,32 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import make_semantic_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.coco_scores import RECALLS, Scores
-from lambdanets.inference.drawing import draw_ground_truth, overlay, overlay_classes
-from lambdanets.inference.options import MIN_SCORE
 from lambdanets.terminal import printable
 from lambdanets.text_tables import csv_table
 
 if TYPE_CHECKING:
     from lambdanets.inference.classifier import ClassificationEvaluation
-    from lambdanets.inference.detector import DetectionEvaluation, Detector
-    from lambdanets.inference.segmenter import Segmenter
 
-SHEET, CURVES = "predictions.png", "precision_recall.png"  # file names
-COLUMNS = 8  # of predictions of a classifier
-MAX_SHOWN, MAX_ROWS = 16, 8  # wrong predictions, and correct ones, of a classifier; images with truth and prediction
+SHEET = "predictions.png"
+COLUMNS, MAX_SHOWN = 8, 16  # of wrong predictions, and of correct ones, of a classifier
 MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_NAMES = 20, 100  # in a confusion matrix
 WRONG_COLOR, CORRECT_COLOR = "#c2410c", "#15803d"
 
 
-def draw_detections(
-    detector: "Detector", images: AnnotatedImages, evaluation: "DetectionEvaluation", folder: Path
-) -> None:
-    """Write predictions.png, with evenly spaced images of the set, and precision_recall.png into a folder."""
-
-    def render(image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
-        (found,) = detector.infer([image])
-        return draw_ground_truth(image, annotated, detector.classes), overlay(image, found.above(MIN_SCORE))
-
-    _draw_pairs(images, evaluation.readable, render, folder / SHEET)
-    draw_precision_recall(evaluation.scores, folder / CURVES)
-
-
-def draw_segmentations(segmenter: "Segmenter", images: AnnotatedImages, readable: Sequence[int], folder: Path) -> None:
-    """Write predictions.png into a folder: targets and predictions of evenly spaced images.
-
-    readable: indices of the readable images.
-    """
-
-    def render(image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
-        (predicted,) = segmenter.infer([image])
-        target = make_semantic_mask(annotated)
-        return overlay_classes(image, target), overlay_classes(image, predicted.labels.numpy())
-
-    _draw_pairs(images, readable, render, folder / SHEET)
-
-
-def _draw_pairs(
-    images: AnnotatedImages,
-    readable: Sequence[int],
-    render: Callable[[Image.Image, AnnotatedImage], tuple[Image.Image, Image.Image]],
-    path: Path,
-) -> None:
-    """Draw truth and prediction of evenly spaced images. render: draws both of an image."""
-    positions = np.linspace(0, len(readable) - 1, min(len(readable), MAX_ROWS)).astype(int)
-    rows = [render(*images.load(readable[position])) for position in positions]
-    heights = [0.5] + [min(7 * truth.height / truth.width, 20) for truth, _ in rows]
-    figure = Figure(figsize=(14, sum(heights)), layout="constrained")
-    axes = figure.subplots(len(heights), 2, height_ratios=heights)
+def draw_pairs(rows: Sequence[tuple[Image.Image, Image.Image]], folder: Path) -> None:
+    """Write predictions.png, with drawings of the ground truth and the prediction of each image."""
+    heights = [min(7 * truth.height / truth.width, 20) for truth, _ in rows]
+    figure = Figure(figsize=(14, 0.5 + sum(heights)), layout="constrained")
+    axes = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
     for axis, title in zip(axes[0], ("ground truth", "prediction"), strict=True):
-        axis.text(0.5, 0.5, title, fontsize=16, ha="center", va="center")
-    for axis, image in zip(axes[1:].flat, (image for row in rows for image in row), strict=True):
+        axis.set_title(title, fontsize=16)
+    for axis, image in zip(axes.flat, (image for row in rows for image in row), strict=True):
         axis.imshow(np.asarray(image))
-    for axis in axes.flat:
         axis.set_axis_off()
-    _save(figure, path)
+    _save(figure, folder / SHEET)
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -86,44 +43,41 @@ def _save(figure: Figure, path: Path) -> None:
         figure.savefig(file, format="png", dpi=110)
 
 
-def draw_precision_recall(scores: Scores, path: Path) -> None:
-    """Plot the precision-recall curves of boxes and masks, at IoU 0.5 and 0.75 and averaged over IoUs, to a PNG."""
+def draw_precision_recall(scores: Scores, folder: Path) -> None:
+    """Plot the curves of boxes and masks, at IoU 0.5 and 0.75 and averaged over IoUs, in precision_recall.png."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     summary = scores.summary()
-    curves = (("AP50", 0.5, "IoU 0.5"), ("AP75", 0.75, "IoU 0.75"), ("AP", None, "mean"))
+    labels = {"AP50": "IoU 0.5", "AP75": "IoU 0.75", "AP": "mean"}
     for axis, (iou_type, title) in zip(figure.subplots(1, 2), (("bbox", "boxes"), ("segm", "masks")), strict=True):
         axis.set(xlabel="recall", ylabel="precision", title=title, xlim=(0, 1), ylim=(0, 1.02))
         axis.grid(alpha=0.3)
-        for name, iou, label in curves:
-            curve, average = scores.curve(iou_type, iou), summary[iou_type][name]
+        for name, label in labels.items():
+            curve, average = scores.curve(iou_type, name), summary[iou_type][name]
             if curve is not None and average is not None:
                 axis.plot(RECALLS, curve, label=f"{label}: {name} {100 * average:.1f}%", clip_on=False)
         if axis.lines:
             axis.legend(loc="upper right")
         else:
             axis.text(0.5, 0.5, "no objects", ha="center", va="center")
-    _save(figure, path)
+    _save(figure, folder / "precision_recall.png")
 
 
 def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, folder: Path) -> None:
-    """Write predictions.png: the most confident errors, and below them correct predictions of increasing confidence."""
+    """Write predictions.png: the most confident errors, then correct predictions of increasing confidence."""
     classes = [printable(name) for name in predictions.classes]
     is_correct = predictions.labels == predictions.predicted
     wrong, correct = np.flatnonzero(~is_correct), np.flatnonzero(is_correct)
     confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:MAX_SHOWN]
     by_confidence = correct[np.argsort(predictions.confidence[correct], kind="stable")]
     evenly_spaced = np.linspace(0, len(correct) - 1, min(len(correct), MAX_SHOWN)).astype(int)
-    rows = [
-        chosen[start : start + COLUMNS]
-        for chosen in (confident_errors, by_confidence[evenly_spaced])
-        for start in range(0, len(chosen), COLUMNS)
-    ]
-    figure = Figure(figsize=(1.5 * COLUMNS, 0.5 + 1.95 * len(rows)), layout="constrained")
+    shown = [*confident_errors, *by_confidence[evenly_spaced]]
+    num_rows = -(-len(shown) // COLUMNS)
+    figure = Figure(figsize=(1.5 * COLUMNS, 0.5 + 1.95 * num_rows), layout="constrained")
     figure.suptitle(f"{len(wrong)} wrong and {len(correct)} correct of {len(is_correct)}", fontsize=13)
-    grid = figure.subplots(len(rows), COLUMNS, squeeze=False)
+    grid = figure.subplots(num_rows, COLUMNS, squeeze=False)
     for axis in grid.flat:
         axis.set_axis_off()
-    for axis, i in [(grid[row, column], i) for row, chosen in enumerate(rows) for column, i in enumerate(chosen)]:
+    for axis, i in zip(grid.flat, shown, strict=False):
         image, _ = images.load(int(predictions.indices[i]))
         prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
         truth = "" if is_correct[i] else f"\nis {classes[predictions.labels[i]]}"
@@ -134,19 +88,8 @@ def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledIma
 
 
 def write_confusion(evaluation: "ClassificationEvaluation", folder: Path) -> None:
-    """Write per_class_accuracy.csv, confusion_matrix.csv and confusion_matrix.png into a folder.
-
-    The rows of the matrix are true classes, the columns are predicted classes.
-    """
+    """Write confusion_matrix.csv and confusion_matrix.png: rows are true classes, columns are predicted ones."""
     classes, matrix = evaluation.classes, evaluation.confusion_matrix
-    by_class = [
-        (name, images, correct, "" if accuracy is None else f"{accuracy:.6f}")
-        for (name, accuracy), images, correct in zip(
-            evaluation.accuracy_by_class.items(), matrix.sum(1).tolist(), matrix.diagonal().tolist(), strict=True
-        )
-    ]
-    header = ("class", "images", "right", "accuracy")
-    atomic_write(folder / "per_class_accuracy.csv", encode_utf8(csv_table([header, *by_class])))
     rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
     atomic_write(folder / "confusion_matrix.csv", encode_utf8(csv_table([("true \\ predicted", *classes), *rows])))
     fractions = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)

@@ -1,6 +1,6 @@
-"""Model folders in timm's hub format: config.json, model.safetensors and README.md.
+"""Classifiers in timm's hub format, a folder of config.json, model.safetensors and README.md; and networks of timm.
 
-timm and this package load them as "local-dir:FOLDER" and, after an upload, as "hf-hub:USER/NAME".
+timm and this package load such folders as "local-dir:FOLDER" and, after an upload, as "hf-hub:USER/NAME".
 """
 
 import copy
@@ -8,34 +8,38 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import timm
 import torch
-from huggingface_hub import EvalResult, HfApi, ModelCardData
+from huggingface_hub import HfApi
 from safetensors.torch import save
-from timm.models import save_for_hf
-from torch import nn
+from timm.models._hub import generate_readme, save_config_for_hf
+from torch import Tensor, nn
 
-from lambdanets.adoption import foreign_state_dict, is_adopted
+from lambdanets.adoption import adopt, foreign_state_dict, is_adopted
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.loading import load_one_of
-from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.models.weights import CONFIG, HUB_WEIGHTS, copied, find_weights
+from lambdanets.inference.loading import card_from_config, load_network, load_one_of
+from lambdanets.inference.model_card import ClassifierCard, read_card
+from lambdanets.models import create_model
+from lambdanets.models.factory import ADOPTED_PREFIX
+from lambdanets.models.weights import (
+    CONFIG,
+    HUB_WEIGHTS,
+    build_with_weights,
+    copied,
+    find_weights,
+    read_weights,
+    weights_in,
+)
 from lambdanets.records import read_json
 
 README = "README.md"
+MAX_ERROR = 1e-3  # deep randomly initialized networks amplify rounding in float32 to a few 1e-5
 _RESULTS = ("top1", "validation_images", "data", "training_images", "epochs", "parameters", "seconds")
-_TEXT = """---
-{front_matter}
----
-
-# {name}
-
-`{architecture}` with {num_classes} classes: lambda layers of Bello, LambdaNetworks (ICLR 2021).
-
-```python
+_USAGE = """```python
 import lambdanets as ln
 
 classifier = ln.load("FOLDER")  # this folder, or "hf-hub:USER/NAME"
@@ -44,8 +48,7 @@ print(classifier.predict("image.jpg"))
 import timm  # adopted networks of timm need only timm
 
 model = timm.create_model("local-dir:FOLDER", pretrained=True)
-```
-"""
+```"""
 
 
 def save_pretrained(
@@ -59,7 +62,7 @@ def save_pretrained(
     Args:
         model: a run folder or weight file, a `Classifier`, or a network from `create_model`, whether adopted or not.
         folder: created if missing. config.json, model.safetensors and README.md in it are replaced.
-        license: identifier of the license of the weights for README.md, such as "apache-2.0".
+        license: identifier of the license of the weights for README.md, such as "apache-2.0"; by default "other".
 
     Layers replaced by `adopt` are saved with the state-dict keys and shapes of the original layers, so that timm loads
     the folder without this package. For models of this package, `import lambdanets` before
@@ -74,6 +77,7 @@ def save_pretrained(
     if isinstance(model, str | os.PathLike):
         found = find_weights(model)
         run, source = found.folder, load_one_of((Classifier,), found, "cpu")
+    card = source.card.without_paths() if isinstance(source, Classifier) else None
     network: Any = source.model if isinstance(source, Classifier) else source
     network = getattr(network, "_orig_mod", network)  # of torch.compile
     if not isinstance(network, nn.Module) or not hasattr(network, "pretrained_cfg"):
@@ -83,16 +87,14 @@ def save_pretrained(
         )
     if run is not None and folder.exists() and folder.samefile(run) and not (run / CONFIG).is_file():
         raise InputError(f"folder must not be the run folder of the model, got {folder}")
-    card = source.card.without_paths() if isinstance(source, Classifier) else None
     metadata = {"format": "pt"} if card is None else {"format": "pt", "lambdanets": card.to_json()}
     tensors = copied(foreign_state_dict(network) if is_adopted(network) else network.state_dict())
     with tempfile.TemporaryDirectory() as temporary:
         saved = Path(temporary)
         try:
-            save_for_hf(network, temporary, **_options(card))
+            save_config_for_hf(network, str(saved / CONFIG), **_options(card))
         except (AttributeError, TypeError, ValueError) as error:  # of timm
             raise InputError(f"model must be a classifier with arguments of JSON types: {one_line(error)}") from error
-        (saved / HUB_WEIGHTS[1]).unlink()  # timm's file would have other names
         (saved / HUB_WEIGHTS[0]).write_bytes(save(tensors, metadata=metadata))
         _check_loaded(network, saved)
         (saved / README).write_bytes(encode_utf8(_readme(folder.resolve().name, network, card, run, license)))
@@ -103,7 +105,7 @@ def save_pretrained(
 
 
 def _options(card: ClassifierCard | None) -> dict[str, Any]:
-    """Return the arguments of `save_for_hf` for a model card: arguments of the network, classes and preprocessing."""
+    """Return the arguments of `save_config_for_hf`: arguments of the network, classes and preprocessing."""
     if card is None:
         return {}
     preprocessing = card.preprocessing
@@ -117,51 +119,55 @@ def _options(card: ClassifierCard | None) -> dict[str, Any]:
     }
 
 
-@torch.inference_mode()
 def _check_loaded(network: nn.Module, folder: Path) -> None:
     """Raise InputError unless a folder loads as a classifier with the same outputs as the network."""
-    problem = (
-        "model must be described by its name and arguments, since timm's hub format has no changes such as those of "
-        "replace_convolutions (save its state_dict() instead), got"
-    )
+    problem = "model must not have changes such as those of replace_convolutions; save its state_dict() instead"
     try:
         loaded = load_one_of((Classifier,), folder, "cpu")
     except InputError as error:
-        reason = str(error).replace(str(folder), "the saved folder")
-        raise InputError(f"{problem} one that does not load: {reason}") from error
-    preprocessing = loaded.card.preprocessing
-    shape = (1, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
+        raise InputError(problem) from error
+    expected, images = copy.deepcopy(network).cpu().float().eval(), random_images(loaded, 1)
+    with torch.inference_mode():
+        shape = tuple(expected(images).shape)
+    if shape != (1, len(loaded.classes)):
+        raise InputError(f"model must be a classifier, got outputs of shape {shape}")
+    if not max_error(loaded.model, expected, images) <= MAX_ERROR:
+        raise InputError(problem)
+
+
+def random_images(classifier: Classifier, count: int) -> Tensor:
+    """Return preprocessed images of a classifier's size, on its device, the same at each call."""
+    preprocessing = classifier.card.preprocessing
+    shape = (count, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    expected, actual = (each.cpu().float().eval()(images) for each in (copy.deepcopy(network), loaded.model))
-    if expected.shape != (1, len(loaded.classes)):
-        raise InputError(f"model must be a classifier, got outputs of shape {tuple(expected.shape)}")
-    if not torch.allclose(actual, expected, rtol=0, atol=1e-3 * float(expected.abs().max())):
-        raise InputError(f"{problem} one with other outputs")
+    return images.to(next(classifier.model.parameters()).device)
+
+
+@torch.inference_mode()
+def max_error(network: nn.Module, expected: nn.Module, images: Tensor) -> float:
+    """Return max|actual - expected| / max|expected| of the outputs of two networks."""
+    outputs = expected(images)
+    return float((network(images) - outputs).abs().max() / outputs.abs().max())
 
 
 def _readme(name: str, network: Any, card: ClassifierCard | None, run: Path | None, license: str | None) -> str:
     """Return the text of README.md: how to load the model and, for a finished run, its scores and recipe."""
     architecture, recipe = network.pretrained_cfg["architecture"], card.recipe if card is not None else {}
-    sections, scores = "", None
+    details: dict[str, Any] = {}
     if run is not None and (run / "result.json").is_file():
         result = read_json(run / "result.json", dict[str, Any])
         if "data" not in recipe:  # it is private
             result.pop("data", None)
-        rows = "\n".join(f"| {key.replace('_', ' ')} | {result[key]} |" for key in _RESULTS if key in result)
-        sections = f"\n## Results\n\n| | |\n|---|---|\n{rows}\n"
-        sections += f"\n## Recipe\n\n```json\n{json.dumps(recipe, indent=1)}\n```\n"
-        data = result.get("data", "validation images")
-        scores = [EvalResult("image-classification", "custom", data, "accuracy", result["top1"], metric_name="top-1")]
-    front_matter = ModelCardData(
-        license=license,
-        library_name="timm",
-        pipeline_tag="image-classification",
-        tags=["lambda-networks", "lambdanets", architecture],
-        model_name=name,
-        eval_results=scores,
-    ).to_yaml()
-    fields = {"name": name, "architecture": architecture, "num_classes": network.num_classes}
-    return _TEXT.format(front_matter=front_matter, **fields) + sections
+        details = {"result": {key: result[key] for key in _RESULTS if key in result}, "recipe": recipe}
+    content = {
+        "tags": ["lambda-networks", "lambdanets", architecture],
+        "license": license or "other",
+        "description": f"`{architecture}` with {network.num_classes} classes: lambda layers of Bello, LambdaNetworks "
+        "(ICLR 2021).",
+        "details": details,
+        "usage": _USAGE,
+    }
+    return generate_readme(content, name)
 
 
 def push_to_hub(
@@ -192,3 +198,53 @@ def push_to_hub(
         except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
             raise InputError(f"{repo_id} cannot be uploaded: {one_line(error)}") from error
         return f"{api.endpoint}/{repository}"
+
+
+class Adopted(NamedTuple):
+    """A timm classifier before and after `adopt`."""
+
+    original: Classifier
+    adopted: Classifier
+    families: dict[str, str]  # family of each replaced layer, by name of the layer
+
+
+def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = True) -> Adopted:
+    """Load a timm classifier and adopt a copy of it, both in evaluation mode.
+
+    source: name of a timm model; "hf-hub:USER/NAME"; a folder in timm's hub format; or a weight file (.safetensors,
+        .pth, .ckpt; read without running code from it).
+    model: for a weight file, the name of its timm model.
+    pretrained: for a name, download the published weights; otherwise initialize randomly.
+
+    Raises InputError if the network has no lambda layers, or if a layer cannot be replaced.
+    """
+    name, path = source.removeprefix(ADOPTED_PREFIX), Path(source)
+    is_hidden = weights_in(path) or (path.exists() and not timm.is_model(name))
+    if ":" not in source and not is_hidden:  # an empty folder, such as --out, does not hide an architecture
+        network: Any = create_model(name, pretrained)
+    elif (found := find_weights(source)).is_hub_format:
+        network, card = load_network(found.file.parent)
+        return _adopt_copy(network, card, source)
+    elif model is None:
+        raise InputError(f"model must be the name of the timm model whose weights are in {source}, got none")
+    else:
+        network = _load_file(found.file, model.removeprefix(ADOPTED_PREFIX))
+    config = {**network.pretrained_cfg, "num_classes": network.num_classes}
+    return _adopt_copy(network, card_from_config(config, config["architecture"], {}), source)
+
+
+def _load_file(path: Path, model: str) -> nn.Module:
+    """Create a timm model with the weights in a file, which determine the number of classes."""
+    tensors, _ = read_weights(path)
+    head = str(timm.get_pretrained_cfg(model).classifier) if timm.is_model(model) else ""
+    # training code puts prefixes before names
+    num_classes = next((len(x) for name, x in tensors.items() if f".{name}".endswith(f".{head}.weight")), None)
+    return build_with_weights(lambda: create_model(model, num_classes=num_classes), tensors, str(path))
+
+
+def _adopt_copy(network: nn.Module, card: dict[str, Any], source: str) -> Adopted:
+    adopted = copy.deepcopy(network)
+    families = adopt(adopted)
+    content = json.dumps({**card, "model": f"{ADOPTED_PREFIX}{card['model']}"})
+    parsed = read_card(source, {"lambdanets": content})
+    return Adopted(Classifier(network.eval(), parsed), Classifier(adopted.eval(), parsed), families)

@@ -1,19 +1,25 @@
-"""Loading of trained models of any task."""
+"""Loading of trained models of any task, from weight files and from folders in timm's hub format."""
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from timm.data import ImageNetInfo
+from torch import Tensor, nn
 
+from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.device import resolve_device
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 from lambdanets.files import RECIPE
-from lambdanets.inference.hub_folder import read_source
 from lambdanets.inference.model_card import ModelCard, read_card
 from lambdanets.inference.predictor import Predictor
-from lambdanets.models.weights import WeightSource, find_weights
+from lambdanets.models import create_model
+from lambdanets.models.factory import ADOPTED_PREFIX, read_hub_config
+from lambdanets.models.weights import CONFIG, WeightSource, build_with_weights, find_weights, read_weights
 from lambdanets.records import read_json
 from lambdanets.registry import predictor_of
 
@@ -55,3 +61,63 @@ def read_model(source: WeightSource) -> tuple[dict[str, Tensor], ModelCard]:
     if recipe.is_file():  # weight files do not name the data of the user
         card = replace(card, recipe=read_json(recipe, dict[str, Any]))
     return tensors, card
+
+
+def read_source(source: WeightSource) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the tensors and metadata of a weight file.
+
+    A folder in timm's hub format is converted: a network of timm with lambda layers is named "timm/NAME", and its
+    tensors are those after `adopt`.
+    """
+    if not source.is_hub_format:
+        return read_weights(source.file)
+    network, card = load_network(source.file.parent)
+    if has_foreign_layers(network):
+        adopt(network)
+        card["model"] = f"{ADOPTED_PREFIX}{card['model']}"
+    return network.state_dict(), {"lambdanets": json.dumps(card)}
+
+
+def load_network(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Build the network of a folder in timm's hub format and load its weights. Also returns its model card."""
+    tensors, metadata = read_weights(find_weights(folder).file)
+    config, name, options = read_hub_config(folder)
+    options = {**options, "num_classes": config.get("num_classes")}
+    network = build_with_weights(lambda: create_model(name, **options), tensors, str(folder))
+    try:
+        own_card = metadata.get("lambdanets")
+        card = {**(json.loads(own_card) if own_card else card_from_config(config, name, options)), "model": name}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error
+    return network, card
+
+
+def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a model card for timm's configuration. 1000 classes without names are assumed to be those of ImageNet."""
+    channels, height, width = config["input_size"]
+    if height != width:
+        raise InputError(f"input_size must be square, got {height}x{width}")
+    if config.get("crop_mode", "center") != "center":
+        raise InputError(f"crop_mode must be center, got {config['crop_mode']}")
+    num_classes = config["num_classes"]
+    classes = config.get("label_names")
+    if not classes:
+        classes = ImageNetInfo().label_names() if num_classes == 1000 else [f"class {i}" for i in range(num_classes)]
+    if isinstance(classes, dict):  # by index, which JSON may have sorted as text
+        classes = [label for _, label in sorted(classes.items(), key=lambda item: int(item[0]))]
+    return {
+        "task": "classification",
+        "model": name,
+        "classes": list(classes),
+        "model_options": {key: value for key, value in options.items() if key not in ("in_chans", "num_classes")},
+        "stretch": False,
+        "preprocessing": {
+            "image_size": height,
+            "channels": channels,
+            "mean": config["mean"],
+            "std": config["std"],
+            "crop_pct": config["crop_pct"],
+            "interpolation": config["interpolation"],
+        },
+        "recipe": {},
+    }

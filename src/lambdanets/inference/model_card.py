@@ -85,7 +85,7 @@ class DetectorCard(CocoCard, DetectorArchitecture):
 
     task: ClassVar[str] = "detection"
 
-    tile_size: TileSize | None
+    tile_size: TileSize | None = None
 
 
 @record
@@ -100,34 +100,29 @@ class SegmenterCard(CocoCard):
 Card = TypeVar("Card", bound=ModelCard)
 
 
-def make_card(card_type: type[Card], recipe: Any, classes: Any, **others: Any) -> Card:
+def make_card(card_type: type[Card], recipe: Any, /, classes: Any, **others: Any) -> Card:
     """Make the card of a recipe's network. others: the fields that the recipe does not have."""
-    fields = shared_fields(recipe, card_type) | {"classes": tuple(classes), "recipe": recipe.fields()}
+    fields = {"stretch": False, **others, **shared_fields(recipe, card_type)}
     with reraise_as_input_error("the recipe"):
-        return card_type(stretch=False, **fields, **others)
+        return card_type(**fields | {"classes": tuple(classes), "recipe": recipe.fields()})
 
 
-def read_card(path: Path, metadata: Mapping[str, Any]) -> ModelCard:
-    """Parse the card in the metadata of a weight file. Raises InputError if it has none, or one of an unknown task."""
-    if "lambdanets" not in metadata:
-        raise InputError(f"{path} has no model card; use a weight file of a run")
-    content, problem = metadata["lambdanets"], f"{path} has no valid model card"
-    task = str(parse_json(content, dict[str, Any], problem).get("task"))
-    if task not in TASKS and task not in installed_tasks():
-        raise InputError(f"{path} must be a model of a task in {', '.join(TASKS)}, got one of {task!r}")
-    return parse_card(content, predictor_of(task).card_type, problem)
+def read_card(source: str | Path, metadata: Mapping[str, Any]) -> ModelCard:
+    """Parse the card in the metadata of a weight file. source: for messages.
 
-
-def parse_card(content: str, card_type: type[Card], problem: str) -> Card:
-    """Parse the JSON of a card. problem: the beginning of messages.
-
-    Raises InputError also for a missing field that builds the network or prepares its images: the default of a later
-    version could be another one.
+    Raises InputError if it has none, one of an unknown task, or one without a field: the default of a later version
+    could be another one.
     """
-    fields = json.loads(content)
-    building = [base for base in card_type.__mro__ if base.__module__ == Architecture.__module__]
-    for kind, given in (*((base, fields) for base in building), (Preprocessing, fields.get("preprocessing"))):
+    if "lambdanets" not in metadata:
+        raise InputError(f"{source} has no model card; use a weight file of a run")
+    content, problem = metadata["lambdanets"], f"{source} has no valid model card"
+    fields = parse_json(content, dict[str, Any], problem)
+    task = str(fields.get("task"))
+    if task not in TASKS and task not in installed_tasks():
+        raise InputError(f"{source} must be a model of a task in {', '.join(TASKS)}, got one of {task!r}")
+    card_type: type[ModelCard] = predictor_of(task).card_type
+    for kind, given in ((card_type, fields), (Preprocessing, fields.get("preprocessing"))):
         for field in dataclasses.fields(kind):
-            if isinstance(given, dict) and field.name not in given:
+            if isinstance(given, dict) and field.name not in {*given, "held_out"}:
                 raise InputError(f"{problem}: {field.name} must be given, got none")
     return parse_json(content, card_type, problem)

@@ -43,8 +43,6 @@ class DetectorOptions(MaskOptions):
     score: Fraction = MIN_SCORE
     """Minimum score of the objects that are counted, drawn, and in label images and objects.csv; results.json has all
     detections."""
-    labels: bool = True
-    """Write label images and objects.csv."""
 
 
 @record

@@ -1,27 +1,38 @@
 """What a task defines about its trained models, so that `load`, `evaluate` and the commands work for them."""
 
 import json
+import os
+import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import numpy as np
 import torch
+from PIL import ImageOps
 from PIL.Image import Image
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
+from torchvision.transforms.functional import to_pil_image
 
 from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.pixels import convert_image
 from lambdanets.device import resolve_device
-from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.inference.inputs import ImageInputs, image_batches
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.models.weights import build_with_weights
+from lambdanets.records import check
 
 if TYPE_CHECKING:
     from lambdanets.inference.evaluator import Evaluator
 
+ImageInput = str | os.PathLike[str] | Image | np.ndarray | Tensor
+ImageInputs = ImageInput | Iterable[ImageInput]
+_INPUT_TYPES = (str, os.PathLike, Image, np.ndarray, Tensor)
 _MAX_STEM = 50  # characters of an image's name in the names of its output files
 
 
@@ -30,6 +41,7 @@ class Predictor(ABC):
     """A trained model with its model card, on any device, in any dtype: a `Classifier`, `Detector` or `Segmenter`."""
 
     card_type: ClassVar[type[ModelCard]]
+    evaluator_type: "ClassVar[type[Evaluator]]"
     default_batch_size: ClassVar[int] = 1  # of `predict`
     output: ClassVar[str] = "predictions.jsonl"  # default of the command: a file if it has a suffix, or else a folder
 
@@ -68,8 +80,9 @@ class Predictor(ABC):
         self.model.to(resolve_device(device))
         return self
 
+    @torch.inference_mode()
     def outputs(self, images: Tensor | Sequence[Tensor]) -> Any:
-        """Return the model's outputs in evaluation mode for images in its device and dtype."""
+        """Return the model's outputs for images, in evaluation mode, on its device and in its dtype."""
         parameter = next(self.model.parameters())
         with evaluation_mode(self.model):
             if isinstance(images, Tensor):
@@ -117,22 +130,27 @@ class Predictor(ABC):
         channel: int | None = None,
         stretch: bool | None = None,
         **options: Any,
-    ) -> Iterator[tuple[Path, Image, Any]]:
+    ) -> Iterator[tuple[Path, Any, Any]]:
         """Yield path, image and prediction of each readable file; messages about the others go to `unreadable`.
 
         channel, stretch: as in `read_image`; stretch is by default that of the model card. options: as in `predict`.
         """
         stretch = self.card.stretch if stretch is None else stretch
         for start in range(0, len(paths), batch_size):
-            batch: list[tuple[Path, Image]] = []
+            batch: list[tuple[Path, Any]] = []
             for path in paths[start : start + batch_size]:
                 try:
-                    batch.append((path, read_image(path, channel=channel, stretch=stretch)))
+                    batch.append((path, self.read(path, channel=channel, stretch=stretch)))
                 except UnreadableImage as error:
                     unreadable.append(str(error))
             images = [image for _, image in batch]
             predictions = self.infer(images, batch_size=batch_size, **options) if images else []
             yield from ((path, image, each) for (path, image), each in zip(batch, predictions, strict=True))
+
+    @staticmethod
+    def read(path: Path, **options: Any) -> Any:
+        """Read a file for `infer`. options: channel and stretch. Raises UnreadableImage."""
+        return read_image(path, **options)
 
     @abstractmethod
     def infer(self, images: Sequence[Image], /, *args: Any, **options: Any) -> list[Any]:
@@ -160,9 +178,9 @@ class Predictor(ABC):
         path, number: of the image, from 1. out: the output path. options: the task's options in `options.py`.
         """
 
-    @abstractmethod
     def describe(self, row: Mapping[str, Any]) -> str:
-        """Return what the command prints about an image."""
+        """Return what the command prints about an image, by default the values of its row."""
+        return ", ".join(map(str, row.values()))
 
     def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Any) -> str:
         """Write the files of all images, and return a summary. The rows also have the "path" of their image.
@@ -174,9 +192,58 @@ class Predictor(ABC):
         return f"{len(rows)} images"
 
 
+def image_batches(
+    images: ImageInputs, batch_size: int, *, channel: int | None = None, stretch: bool = False
+) -> Iterator[list[Image]]:
+    """Yield batches of 8-bit images of mode "L" or "RGB", in order, with EXIF orientation applied.
+
+    images: as in `Predictor.predict`. channel, stretch: as in `read_image`, for images of all types.
+
+    Images are decoded when their batch is requested. Raises InputError for an invalid argument, and UnreadableImage,
+    also for Pillow images of colors with more than 8 bits: pass their paths.
+    """
+    check("batch_size", batch_size, PositiveInt)
+    check("channel", channel, NonNegativeInt | None)
+    if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
+        images = list(images)
+    if isinstance(images, Iterable) and not isinstance(images, (*_INPUT_TYPES, bytes, dict)):
+        named = [(f"images[{index}]", image) for index, image in enumerate(images)]
+    else:
+        named = [("images", images)]
+    for start in range(0, len(named), batch_size):
+        yield [_decode(name, image, channel, stretch) for name, image in named[start : start + batch_size]]
+
+
+def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
+    if isinstance(image, str | os.PathLike):
+        return read_image(image, channel=channel, stretch=stretch)
+    if not isinstance(image, _INPUT_TYPES):
+        expected = "a path, a Pillow image, a NumPy array, a tensor, or a list of them"
+        raise InputError(f"{name} must be {expected}, got {reprlib.repr(image)}")
+    try:
+        if isinstance(image, Tensor) and image.is_floating_point():
+            if not 0 <= image.min() <= image.max() <= 1:  # true also for NaN
+                raise InputError("its values must be in [0, 1]; divide 8-bit values by 255")
+            image = (image.float() * 255).round().byte()
+        if not isinstance(image, Image):
+            if image.dtype not in (np.uint8, torch.uint8):
+                raise InputError(f"its dtype must be uint8, or floating point of a tensor, got {image.dtype}")
+            image = to_pil_image(image)
+        return ImageOps.exif_transpose(convert_image(image, channel, stretch))
+    except Exception as error:  # Pillow decodes files lazily
+        raise UnreadableImage(name, one_line(error)) from error
+
+
 def numbered_name(number: int, path: Path) -> str:
     """Return the name of an image in the names of its output files; file names are limited to 255 bytes."""
     return f"{number:05}-{path.stem[:_MAX_STEM]}"
+
+
+def save_image(image: Image, path: Path) -> None:
+    """Write a PNG, or else a TIFF, atomically. Creates its folder."""
+    path.parent.mkdir(exist_ok=True)
+    with atomic_open(path) as file:
+        image.save(file, "PNG" if path.suffix == ".png" else "TIFF")
 
 
 @contextmanager

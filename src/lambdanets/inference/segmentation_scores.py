@@ -16,15 +16,11 @@ SCORES = ("dice", "iou", "boundary_f1")
 
 
 class ImageCounts(NamedTuple):
-    """What the scores of a dataset are computed from.
-
-    image_index: index in the set. confusion: number of pixels per target class (rows) and predicted class (columns).
-    boundary_f1: of each class; None for a class without a boundary.
-    """
+    """What the scores of a dataset are computed from."""
 
     image_index: int
-    confusion: np.ndarray
-    boundary_f1: tuple[float | None, ...]
+    confusion: np.ndarray  # number of pixels per target class (rows) and predicted class (columns)
+    boundary_f1: tuple[float | None, ...]  # of each class; None for a class without a boundary
 
 
 @dataclass(frozen=True)
@@ -61,14 +57,11 @@ def count_image(image_index: int, predicted: np.ndarray, target: np.ndarray, num
     pairs = target[known].astype(np.int64) * num_classes + predicted[known]
     confusion = np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
     boundaries = find_boundaries(predicted), find_boundaries(target)
-    return ImageCounts(
-        image_index,
-        confusion,
-        tuple(
-            boundary_f1(boundaries[0] & (predicted == number), boundaries[1] & (target == number))
-            for number in range(num_classes)
-        ),
+    scores = (
+        boundary_f1(boundaries[0] & (predicted == number), boundaries[1] & (target == number))
+        for number in range(num_classes)
     )
+    return ImageCounts(image_index, confusion, tuple(scores))
 
 
 def summarize(counts: Iterable[ImageCounts], classes: Sequence[str]) -> SegmentationScores:

@@ -8,23 +8,25 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torchvision.transforms.v2.functional import normalize
 
+from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import (
     SEMANTIC_MASK,
     AnnotatedBatch,
     image_to_tensor,
     load_with_semantic_mask,
+    make_semantic_mask,
 )
-from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.inference.coco_predictor import CocoEvaluator, CocoPredictor
-from lambdanets.inference.evaluator import Evaluation, format_score
+from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
+from lambdanets.inference.evaluator import format_score
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.options import MaskOptions
-from lambdanets.inference.predictor import numbered_name
+from lambdanets.inference.predictor import numbered_name, save_image
 from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize
-from lambdanets.inference.tiles import blend_tiles, is_tiled
+from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
-from lambdanets.records import TileSize, check
 from lambdanets.text_tables import csv_table, text_table
 
 BACKGROUND_NAME = "background"
@@ -57,25 +59,13 @@ class Segmentation:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SegmentationEvaluation(Evaluation):
-    """Scores of the readable images of an annotated dataset.
-
-    readable: indices of the readable images. unreadable: one message per unreadable image.
-    """
+class SegmentationEvaluation(CocoEvaluation):
+    """Dice, IoU and boundary F1 of a segmenter."""
 
     scores: SegmentationScores
-    readable: list[int]
-    unreadable: list[str]
 
     def metrics(self) -> dict[str, float | None]:
         return self.scores.means()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.scores.to_dict(), "images": len(self.readable)}
-
-    def summary(self) -> str:
-        means = self.scores.means()
-        return f"Dice {format_score(means['dice'])}  IoU {format_score(means['iou'])}"
 
     def lines(self) -> list[str]:
         scores = self.scores.to_dict()
@@ -83,9 +73,6 @@ class SegmentationEvaluation(Evaluation):
         for row in (*scores["classes"], scores | {"name": "mean without background"}):
             rows.append([row["name"], *(format_score(row[score]) for score in SCORES)])
         return text_table(rows).splitlines()
-
-    def counts(self) -> str:
-        return f"{len(self.readable)} images"
 
 
 class SegmentationEvaluator(CocoEvaluator):
@@ -97,7 +84,7 @@ class SegmentationEvaluator(CocoEvaluator):
     # images differ in size, and --compile would compile the model again for many sizes
     @torch.compiler.set_stance("force_eager")
     def measure(self, batch: AnnotatedBatch) -> list[Any]:
-        segmentations, count = self.predictor.segment(batch.images), len(self.predictor.classes)
+        segmentations, count = self.predictor.infer_tensors(batch.images), len(self.predictor.classes)
         return [
             count_image(index, found.labels.numpy(), target[SEMANTIC_MASK].cpu().numpy(), count)
             for index, found, target in zip(batch.indices.tolist(), segmentations, batch.targets, strict=True)
@@ -108,12 +95,12 @@ class SegmentationEvaluator(CocoEvaluator):
         scores = summarize(measures, self.predictor.classes)
         return SegmentationEvaluation(scores, readable, unreadable)
 
-    @torch.compiler.set_stance("force_eager")
-    def draw(self, evaluation: SegmentationEvaluation, folder: Path) -> None:
-        """Draw predictions.png."""
-        from lambdanets.inference.figures import draw_segmentations
+    def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
+        from lambdanets.inference.drawing import overlay_classes
 
-        draw_segmentations(self.predictor, self.images, evaluation.readable, folder)
+        (predicted,) = self.predictor.infer([image])
+        target = make_semantic_mask(annotated)
+        return overlay_classes(image, target), overlay_classes(image, predicted.labels.numpy())
 
 
 class Segmenter(CocoPredictor):
@@ -135,43 +122,25 @@ class Segmenter(CocoPredictor):
         """The names of the classes, in order of the labels: "background", then those of the categories."""
         return BACKGROUND_NAME, *self.card.classes
 
-    def infer(
-        self, images: Sequence[Image.Image], *, tile_size: int | None = None, batch_size: int = 1
-    ) -> list[Segmentation]:
-        """Segment images at their own resolution. Only images of equal size share a forward pass.
-
-        The probabilities of tiles are averaged in overlaps (see `blend_tiles`).
-        """
-        return self.segment([image_to_tensor(image) for image in images], tile_size=tile_size, batch_size=batch_size)
-
-    @torch.inference_mode()
-    def segment(
-        self, images: Sequence[Tensor], *, tile_size: int | None = None, batch_size: int = 1
-    ) -> list[Segmentation]:
-        """Segment images (3, H, W) in [0, 1]. Images of the same size that are not tiled share a forward pass.
-
-        tile_size: as in `predict`. batch_size: tiles per forward pass.
-        """
-        check("tile_size", tile_size, TileSize | None)
+    def infer_tensors(self, images: Sequence[Tensor]) -> list[Segmentation]:
+        """Segment images at their own resolution. Only images of equal size share a forward pass."""
         by_size: dict[torch.Size, list[int]] = {}
         for index, image in enumerate(images):
             by_size.setdefault(image.shape, []).append(index)
         probabilities: dict[int, Tensor] = {}
-        for shape, indices in by_size.items():
-            if tile_size is not None and is_tiled(shape[1:], tile_size):
-                for index in indices:
-                    probabilities[index] = blend_tiles(
-                        images[index], len(self.classes), tile_size, self._probabilities, batch_size
-                    )
-            else:
-                batch = self._probabilities(torch.stack([images[index] for index in indices]))
-                probabilities |= zip(indices, batch, strict=True)
+        for indices in by_size.values():
+            batch = self._probabilities(torch.stack([images[index] for index in indices]))
+            probabilities |= zip(indices, batch, strict=True)
         return [self._segmentation(probabilities[index]) for index in range(len(images))]
+
+    def infer_tiles(self, image: Image.Image, tile_size: int, batch_size: int) -> Segmentation:
+        num_classes, tensor = len(self.classes), image_to_tensor(image)
+        return self._segmentation(blend_tiles(tensor, num_classes, tile_size, self._probabilities, batch_size))
 
     def _probabilities(self, images: Tensor) -> Tensor:
         """Return the probabilities (B, classes, H, W) of images (B, 3, H, W), as float32 on the CPU."""
         images = images.to(next(self.model.parameters()).device)
-        images = normalize(images, self.card.mean, self.card.std).contiguous(memory_format=torch.channels_last)
+        images = normalize(images, [*self.card.mean], [*self.card.std]).contiguous(memory_format=torch.channels_last)
         return self.outputs(images).float().softmax(1).cpu()
 
     def _segmentation(self, probabilities: Tensor) -> Segmentation:
@@ -181,16 +150,12 @@ class Segmenter(CocoPredictor):
         self, prediction: Segmentation, image: Image.Image, path: Path, number: int, out: Path, options: MaskOptions
     ) -> dict[str, Any]:
         """Write the figure and the semantic mask of an image; the row has the number of pixels of each class."""
-        from lambdanets.inference.drawing import overlay_classes
-
-        labels = prediction.labels.numpy()
-        outputs = {out / "classes": Image.fromarray(labels)}
+        name, labels = f"{numbered_name(number, path)}.png", prediction.labels.numpy()
+        save_image(Image.fromarray(labels), out / "classes" / name)
         if options.figures:
-            outputs[out] = overlay_classes(image, labels)
-        for folder, output in outputs.items():
-            folder.mkdir(exist_ok=True)
-            with atomic_open(folder / f"{numbered_name(number, path)}.png") as file:
-                output.save(file, "PNG")
+            from lambdanets.inference.drawing import overlay_classes
+
+            save_image(overlay_classes(image, labels), out / name)
         return {"pixels": [count for _, count in prediction.pixels]}
 
     def describe(self, row: Mapping[str, Any]) -> str:
@@ -207,9 +172,3 @@ class Segmenter(CocoPredictor):
         ]
         atomic_write(out / "classes.csv", encode_utf8(csv_table([COLUMNS, *table])))
         return f"{len(rows)} images"
-
-
-def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Subtract the mean of each channel from images (..., 3, H, W), and divide by its standard deviation."""
-    means, stds = (images.new_tensor(values).view(-1, 1, 1) for values in (mean, std))
-    return (images - means) / stds

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.files import nfc
-from lambdanets.inference.hub_folder import read_source
+from lambdanets.inference.loading import read_source
 from lambdanets.inference.model_card import read_card
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import find_weights, load_tensors, match_names

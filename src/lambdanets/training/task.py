@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from lambdanets.data.batches import Batches, BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluator
-from lambdanets.inference.model_card import ModelCard
+from lambdanets.inference.model_card import ModelCard, make_card
+from lambdanets.records import shared_fields
+from lambdanets.registry import predictor_of
 
 
 class Task(ABC):
@@ -90,13 +92,16 @@ class Task(ABC):
     def losses(self, batch: Any, recipe: Any) -> dict[str, Tensor]:
         """Return the TRAINING_METRICS of a batch, each summed over its images."""
 
-    @abstractmethod
     def card(self, recipe: Any) -> ModelCard:
-        """Return the model card."""
+        """Return the model card, whose fields are those of the recipe and attributes of the task."""
+        card_type = predictor_of(recipe.task).card_type
+        return make_card(card_type, recipe, **shared_fields(self, card_type))
 
-    @abstractmethod
     def evaluator(self, recipe: Any, images: Any) -> Evaluator:
         """Return the evaluator of the model on `validation` or `test`."""
+        predictor = predictor_of(recipe.task)(self.model, self.card(recipe))
+        evaluator: Evaluator = predictor.evaluator_type(predictor, images)
+        return evaluator
 
     def provenance(self) -> dict[str, Any]:
         """Return the fields of result.json about the data."""

@@ -32,9 +32,7 @@ def digits():
 
 @pytest.fixture(scope="module")
 def tab(digits):
-    card = make_card(
-        DetectorCard, replace(DIGITS, image_size=64, proposals=20), ("cell",), category_ids=(1,), tile_size=None
-    )
+    card = make_card(DetectorCard, replace(DIGITS, image_size=64, proposals=20), ("cell",), category_ids=(1,))
     detector = Detector(Detector.build(card, 1).eval(), card)  # with random weights
     with open_page({"digits": digits, "objects": detector}) as tab:
         yield tab

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import lambdanets as ln
-from lambdanets.inference.label_images import COLUMNS
+from lambdanets.inference.detections import COLUMNS
 from lambdanets.inference.options import MIN_SCORE
 from lambdanets_lab.demo.examples import example_images
 from lambdanets_lab.demo.views import attention_maps, predict_image

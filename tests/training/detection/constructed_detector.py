@@ -61,12 +61,12 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     images = open_datasets(recipe)[1]
     pixels = [image for batch in evaluation_batches(images, recipe.batch_size) for image in batch.images]
     names, ids = (tuple(category[field] for category in TWO_CATEGORIES) for field in ("name", "id"))
-    card = make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None)
+    card = make_card(DetectorCard, recipe, names, category_ids=ids)
     detector = Detector(_construct(recipe, pixels), card)
     annotations = [
         _annotation(image.id, ids[label - 1], box, image.width)
         for image, tensor in zip(images.annotations.images, pixels, strict=True)
-        for label, box in _without_overlap(detector.detect([tensor])[0])
+        for label, box in _without_overlap(detector.infer_tensors([tensor])[0])
     ]
     edit_annotations(
         digits / "train.json", annotations=[{"id": number, **entry} for number, entry in enumerate(annotations, 1)]

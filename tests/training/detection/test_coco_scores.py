@@ -136,17 +136,17 @@ def test_scores_without_objects_of_a_size_or_category_are_none(two_cats):
     two_cats["annotations"][1]["category_id"] = 9
     scores = evaluate(two_cats, [to_result(two_cats["annotations"][1])])
     assert scores.per_category("segm") == {"cat": 0, "dog": None, "bird": 1, "owl": None}
-    np.testing.assert_allclose(scores.curve("segm"), 0.5)
+    np.testing.assert_allclose(scores.curve("segm", "AP"), 0.5)
     scores = evaluate(two_cats | {"annotations": []}, both)
     assert scores.summary() == dict.fromkeys(("bbox", "segm"), dict.fromkeys(NAMES))
-    assert scores.curve("bbox", 0.5) is None
+    assert scores.curve("bbox", "AP50") is None
 
 
 def test_detecting_one_of_two_objects_gives_half_of_the_recall(two_cats):
     scores = evaluate(two_cats, [to_result(two_cats["annotations"][0])])
     assert scores.summary()["segm"]["AP"] == pytest.approx(51 / 101)
     for iou_type in ("bbox", "segm"):
-        np.testing.assert_allclose(scores.curve(iou_type, 0.75), RECALLS <= 0.5)
+        np.testing.assert_allclose(scores.curve(iou_type, "AP75"), RECALLS <= 0.5)
 
 
 def test_mask_size_is_the_area_of_the_mask_not_of_its_box(two_cats):

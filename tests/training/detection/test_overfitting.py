@@ -10,8 +10,7 @@ from data.coco.coco_files import image, write
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
-from lambdanets.tasks.detection.augmentation import augment
-from lambdanets.tasks.detection.task import build_model
+from lambdanets.tasks.detection.task import augment, build_model
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
 from training.runs import SEED
 
@@ -50,7 +49,7 @@ def test_overfits_one_image(tmp_path):
         if isinstance(norm, nn.BatchNorm2d):
             norm.momentum = 0.3
     names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
-    detector = Detector(model, make_card(DetectorCard, recipe, names, category_ids=ids, tile_size=None))
+    detector = Detector(model, make_card(DetectorCard, recipe, names, category_ids=ids))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     (batch,) = augmented_batches(recipe, training, augment)
     ap50_history = []

@@ -12,8 +12,8 @@ from lambdanets.data.coco.annotations import AnnotatedImage, Object
 from lambdanets.data.coco.loader import IGNORED
 from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.tasks.coco.task import augmented_batches, open_datasets
-from lambdanets.tasks.segmentation.augmentation import augment
 from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
+from lambdanets.tasks.segmentation.task import augment
 from training.segmentation.tiny_segmentation import tiny_segmentation
 
 RECIPE = SegmentationRecipe(data="digits", image_size=32, rotate=True, mean=(0, 0, 0), std=(1, 1, 1))

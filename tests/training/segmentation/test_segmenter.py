@@ -74,7 +74,7 @@ def test_segmenter_card_has_the_recipes_normalization(segmenter):
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (segmenter.card.mean, segmenter.card.std))
     with torch.inference_mode():
         expected = model((images - mean) / std).softmax(1)[0]
-    torch.testing.assert_close(segmenter.segment(list(images))[0].probabilities, expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(segmenter.infer_tensors(list(images))[0].probabilities, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_overlay_tints_classes_and_leaves_the_background():

@@ -18,9 +18,9 @@ from lambdanets.data.datasets import hold_out, open_splits, subset
 from lambdanets.data.labeled_images import Batch, ImageBatches, normalize
 from lambdanets.data.transforms import Preprocessing, center_square
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
+from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import read_model
-from lambdanets.inference.model_card import ClassifierCard, make_card
+from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models.weights import find_weights
 from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
@@ -49,7 +49,20 @@ class ClassificationTask(Task):
 
     @classmethod
     def resolve(cls, recipe: ClassificationRecipe) -> ClassificationRecipe:
-        return resolve_model_from_weights(recipe)
+        """If the recipe names no model, take model, options and preprocessing from its initial weights.
+
+        The recipe's own model_options override those of the weights, as do fields of its preprocessing that do not have
+        their default value.
+        """
+        if recipe.model or recipe.weights is None:
+            return recipe
+        card = read_model(find_weights(recipe.weights))[1]
+        if not isinstance(card, ClassifierCard):
+            raise InputError(f"weights must be those of a classifier if no model is given, got a {card.task} model")
+        options: dict[str, Any] = card.model_options | recipe.model_options
+        given = asdict(recipe.preprocessing).items()
+        own = {name: value for name, value in given if value != getattr(Preprocessing, name)}
+        return replace(recipe, model=card.model, model_options=options, **asdict(card.preprocessing) | own)
 
     @classmethod
     def quicktest(cls, recipe: Any, folder: Path) -> Any:
@@ -82,12 +95,6 @@ class ClassificationTask(Task):
         logits = self.logits(batch)
         loss = F.cross_entropy(logits, batch.labels, label_smoothing=recipe.label_smoothing, reduction="sum")
         return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
-
-    def card(self, recipe: ClassificationRecipe) -> ClassifierCard:
-        return make_card(ClassifierCard, recipe, self.classes, held_out=self.held_out)
-
-    def evaluator(self, recipe: ClassificationRecipe, images: Any) -> ClassificationEvaluator:
-        return ClassificationEvaluator(Classifier(self.model, self.card(recipe)), images)
 
 
 def make_batches(recipe: ClassificationRecipe, images: Any, **options: Any) -> ImageBatches:
@@ -146,19 +153,3 @@ def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> n
     if recipe.weights is not None:
         load_initial_weights(model, recipe.weights, classes)
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU
-
-
-def resolve_model_from_weights(recipe: ClassificationRecipe) -> ClassificationRecipe:
-    """If the recipe names no model, take model, options and preprocessing from its initial weights.
-
-    The recipe's own model_options override those of the weights, as do fields of its preprocessing that do not have
-    their default value.
-    """
-    if recipe.model or recipe.weights is None:
-        return recipe
-    card = read_model(find_weights(recipe.weights))[1]
-    if not isinstance(card, ClassifierCard):
-        raise InputError(f"weights must be those of a classifier if no model is given, got a {card.task} model")
-    options: dict[str, Any] = card.model_options | recipe.model_options
-    own = {name: value for name, value in asdict(recipe.preprocessing).items() if value != getattr(Preprocessing, name)}
-    return replace(recipe, model=card.model, model_options=options, **asdict(card.preprocessing) | own)

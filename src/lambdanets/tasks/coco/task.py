@@ -18,8 +18,6 @@ from lambdanets.data.coco.loader import AnnotatedBatch, Target, collate
 from lambdanets.data.coco.scattered_digits import open_digits, write_scattered_digits
 from lambdanets.data.coco.sets import open_validation
 from lambdanets.errors import InputError
-from lambdanets.inference.coco_predictor import CocoPredictor
-from lambdanets.inference.evaluator import Evaluator
 from lambdanets.tasks.coco.recipe import CocoRecipe
 from lambdanets.training.task import Task
 
@@ -31,7 +29,6 @@ Augment = Callable[[Image, AnnotatedImage, Any], tuple[Tensor, Target]]
 class CocoTask(Task):
     """Opens and identifies the data."""
 
-    predictor: ClassVar[type[CocoPredictor]]
     EVALUATION_BATCH_SIZE: ClassVar[int | None] = 1  # so that rounding does not depend on the world size
 
     training: AnnotatedImages
@@ -73,9 +70,6 @@ class CocoTask(Task):
 
     def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
         return augmented_batches(recipe, self.training, self.augment, batch_slice)
-
-    def evaluator(self, recipe: Any, images: Any) -> Evaluator:
-        return self.predictor.evaluator_type(self.predictor(self.model, self.card(recipe)), images)
 
     def provenance(self) -> dict[str, Any]:
         recipe, training, validation = self.recipe, self.training, self.validation

@@ -1,23 +1,29 @@
-"""The detection task: data, model and losses."""
+"""The detection task: data, augmentation, model and losses."""
 
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL.Image import Image
 from torch import Tensor, nn
+from torchvision import tv_tensors
+from torchvision.ops import masks_to_boxes
+from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.loader import AnnotatedBatch, Target
+from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.loader import AnnotatedBatch, Target, image_to_tensor
+from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.inference.detector import METRICS, Detector
-from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.models.weights import match_names
 from lambdanets.tasks.coco.task import CocoTask
-from lambdanets.tasks.detection.augmentation import augment
 from lambdanets.tasks.detection.recipe import DetectionRecipe
 from lambdanets.training.initial_weights import read_initial_weights
 from lambdanets.training.task import first_readable
@@ -32,13 +38,70 @@ LOSS_NAMES = {
 }
 
 
+def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) -> tuple[Tensor, Target]:
+    """Apply scale jitter, a crop to at most image_size, and a horizontal flip to an image and its objects.
+
+    The scale is a random factor from `jitter` times the scale at which the image fits into image_size. Crowds and
+    objects outside the crop are dropped. If more than max_objects remain, a random subset is kept. The crop may cut
+    an object; its box is then the box of the visible part of its mask. Uses Python's global random generator.
+    """
+    scale = random.uniform(*recipe.jitter) * recipe.image_size / max(image.size)
+    (top, height, new_height), (left, width, new_width) = (
+        _random_crop(side, scale, recipe.image_size) for side in image.size[::-1]
+    )
+    flipped = random.random() < recipe.flip
+
+    objects = [instance for instance in annotated.objects if not instance.crowd]
+    boxes_in_crop = torch.tensor([instance.box for instance in objects], dtype=torch.float32).reshape(-1, 4)
+    boxes_in_crop = boxes_in_crop - torch.tensor([left, top, left, top])
+    clipped: Any = tv_tensors.BoundingBoxes(boxes_in_crop, format="XYXY", canvas_size=(height, width))
+    clipped = transforms.clamp_bounding_boxes(clipped)
+    resized: Any = transforms.resize(clipped, [new_height, new_width])
+    boxes = (transforms.horizontal_flip(resized) if flipped else resized).as_subclass(Tensor)
+    visible = ((boxes[:, 2] - boxes[:, 0] >= 1) & (boxes[:, 3] - boxes[:, 1] >= 1)).nonzero().flatten().tolist()
+    if len(visible) > recipe.max_objects:
+        visible = random.sample(visible, len(visible))
+
+    # one mask at a time: all masks at the size of a photograph would not fit into memory
+    masks = torch.zeros(min(len(visible), recipe.max_objects), new_height, new_width, dtype=torch.uint8)
+    kept: list[int] = []
+    for index in visible:
+        if len(kept) == recipe.max_objects:
+            break
+        patch = to_cropped_mask(objects[index].segmentation, annotated.height, annotated.width)
+        # nearest, not nearest-exact: torchvision's roi_align of masks compensates for its shift by half a pixel
+        mask: Any = transforms.resized_crop(
+            tv_tensors.Mask(patch.mask.astype(np.uint8)),
+            *(top - patch.top, left - patch.left, height, width, [new_height, new_width]),
+        )
+        if mask.any():
+            masks[len(kept)] = mask.flip(-1) if flipped else mask
+            kept.append(index)
+    is_cut = (boxes_in_crop != clipped.as_subclass(Tensor)).any(1)[kept]
+    masks, boxes = masks[: len(kept)], boxes[kept]
+    boxes[is_cut] = masks_to_boxes(masks[is_cut]) + torch.tensor([0.0, 0.0, 1.0, 1.0])  # include the last pixel
+    crop = image_to_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
+    crop = transforms.resize(crop, [new_height, new_width], antialias=True)
+    labels = torch.tensor([objects[index].category + 1 for index in kept], dtype=torch.int64)
+    target = {"boxes": boxes, "labels": labels, "masks": masks}
+    return transforms.horizontal_flip(crop) if flipped else crop, target
+
+
+def _random_crop(side: int, scale: float, max_size: int) -> tuple[int, int, int]:
+    """Choose a random crop along one side of an image; return its start, its length, and its length after resizing."""
+    resized = max(1, round(side * scale))
+    if resized <= max_size:
+        return 0, side, resized
+    length = min(side, max(1, round(max_size / scale)))
+    return random.randint(0, side - length), length, max_size
+
+
 class DetectionTask(CocoTask):
     """Object detection and instance segmentation."""
 
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", *LOSS_NAMES.values())
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = tuple(METRICS)
     BEST_METRIC: ClassVar[str] = "segm_AP"
-    predictor = Detector
     augment = staticmethod(augment)
 
     recipe: DetectionRecipe
@@ -94,9 +157,6 @@ class DetectionTask(CocoTask):
         losses = self.model(batch.images, batch.targets)
         sums = {name: losses[key].float() * len(batch.images) for key, name in LOSS_NAMES.items()}
         return {"loss": torch.stack(list(sums.values())).sum()} | sums
-
-    def card(self, recipe: DetectionRecipe) -> DetectorCard:
-        return make_card(DetectorCard, recipe, self.classes, category_ids=self.category_ids, tile_size=None)
 
 
 # Prefixes of the tensors of the last layers.

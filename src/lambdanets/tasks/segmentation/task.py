@@ -1,23 +1,64 @@
-"""The segmentation task: data, model and loss."""
+"""The segmentation task: data, augmentation, model and loss."""
 
+import random
 from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from PIL.Image import Image
 from torch import Tensor, nn
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.coco.loader import IGNORED, SEMANTIC_MASK, AnnotatedBatch
+from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.loader import (
+    IGNORED,
+    SEMANTIC_MASK,
+    AnnotatedBatch,
+    Target,
+    image_to_tensor,
+    make_semantic_mask,
+)
 from lambdanets.errors import InputError
-from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter
 from lambdanets.tasks.coco.task import CocoTask
-from lambdanets.tasks.segmentation.augmentation import augment
 from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
 
 _SMOOTHING = 1.0  # pixels, of the Dice loss
+
+
+def augment(image: Image, annotated: AnnotatedImage, recipe: SegmentationRecipe) -> tuple[Tensor, Target]:
+    """Return a random crop of a scaled image, normalized, (3, S, S) with S = image_size, and its semantic mask (S, S).
+
+    The scale is a random factor from `jitter`. The crop has a random position; if the scaled image is smaller than S,
+    the rest of the crop is 0 in the image and IGNORED in the semantic mask. Then the crop is flipped and rotated. Uses
+    Python's global random generator.
+    """
+    scale, size = random.uniform(*recipe.jitter), recipe.image_size
+    (top, height, new_height), (left, width, new_width) = (_random_crop(side, scale, size) for side in image.size[::-1])
+    crop = image_to_tensor(image.convert("RGB").crop((left, top, left + width, top + height)))
+    semantic_mask = torch.from_numpy(make_semantic_mask(annotated)[None, top : top + height, left : left + width])
+    crop = transforms.resize(crop, [new_height, new_width], antialias=True)
+    semantic_mask = transforms.resize(semantic_mask, [new_height, new_width], InterpolationMode.NEAREST_EXACT)
+    crop = transforms.normalize(crop, [*recipe.mean], [*recipe.std])
+    pad_top, pad_left = random.randint(0, size - new_height), random.randint(0, size - new_width)
+    padding = (pad_left, size - new_width - pad_left, pad_top, size - new_height - pad_top)
+    crop, semantic_mask = F.pad(crop, padding), F.pad(semantic_mask, padding, value=IGNORED)
+    if random.random() < recipe.flip:
+        crop, semantic_mask = crop.flip(-1), semantic_mask.flip(-1)
+    if recipe.rotate:
+        turns = random.randrange(4)
+        crop, semantic_mask = (torch.rot90(tensor, turns, (-2, -1)) for tensor in (crop, semantic_mask))
+    return crop.contiguous(), {SEMANTIC_MASK: semantic_mask[0].contiguous()}
+
+
+def _random_crop(side: int, scale: float, size: int) -> tuple[int, int, int]:
+    """Choose a random crop along one side of an image; return its start, its length, and its length after scaling."""
+    length = min(side, max(1, round(size / scale)))
+    return random.randint(0, side - length), length, min(size, max(1, round(length * scale)))
 
 
 class SegmentationTask(CocoTask):
@@ -26,7 +67,6 @@ class SegmentationTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "cross_entropy", "dice_loss")
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = SCORES
     BEST_METRIC: ClassVar[str] = "dice"
-    predictor = Segmenter
     augment = staticmethod(augment)
 
     recipe: SegmentationRecipe
@@ -46,9 +86,6 @@ class SegmentationTask(CocoTask):
         cross_entropy, dice_loss = (losses.sum() for losses in cross_entropy_and_dice(logits, targets))
         loss = cross_entropy + recipe.dice_weight * dice_loss
         return {"loss": loss, "cross_entropy": cross_entropy, "dice_loss": dice_loss}
-
-    def card(self, recipe: SegmentationRecipe) -> SegmenterCard:
-        return make_card(SegmenterCard, recipe, self.classes, category_ids=self.category_ids)
 
 
 def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
