@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from data.same_batches import assert_same
-from lambdanets.data.batches import WINDOW, BatchSlice, Order, windowed_permutation
+from lambdanets.data.batches import WINDOW, Batch, BatchSlice, Order, windowed_permutation
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.labeled_images import Batch, ImageArray, ImageBatches
+from lambdanets.data.labeled_images import ImageArray, ImageBatches
 from lambdanets.errors import InputError
 
 
@@ -57,8 +57,8 @@ def test_a_batch_has_images_labels_and_indices() -> None:
     batch = next(iter(loader(transform=to_tensor)))
     assert batch.images.shape == (3, 1, 2, 2)
     assert batch.images[:, 0, 0, 0].tolist() == batch.indices.tolist()
-    assert batch.labels.tolist() == [index % 3 for index in batch.indices.tolist()]
-    assert batch.labels.dtype == batch.indices.dtype == torch.int64
+    assert batch.targets.tolist() == [index % 3 for index in batch.indices.tolist()]
+    assert batch.targets.dtype == batch.indices.dtype == torch.int64
     assert next(iter(loader(channels=3))).images.shape == (3, 3, 2, 2)
 
 
@@ -157,8 +157,8 @@ def test_unreadable_images_are_skipped_and_listed(workers: int) -> None:
     first, second, *_ = loader(images(image_type=PartlyUnreadable), training=False, workers=workers)
     assert second.unreadable == ["numbers/3: it is damaged"]
     assert second.indices.tolist() == [4, 5]
-    assert len(second.images) == len(second.labels) == 2
-    assert (first.images.shape, first.labels.shape, first.indices.shape) == ((0,), (0,), (0,))
+    assert len(second.images) == len(second.targets) == 2
+    assert (first.images.shape, first.targets.shape, first.indices.shape) == ((0,), (0,), (0,))
     assert len(first.unreadable) == 3
 
 

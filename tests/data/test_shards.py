@@ -76,7 +76,7 @@ def test_only_the_images_of_a_damaged_shard_are_unreadable(shards: Path) -> None
     other.write_bytes(b"x" * other.stat().st_size)
     images = open_train(shards)
     loaded = list(batches(images, workers=2))
-    assert sum(len(batch.labels) for batch in loaded) == 10
+    assert sum(len(batch.targets) for batch in loaded) == 10
     unreadable = sorted(message for batch in loaded for message in batch.unreadable)
     assert "train-00000.tar, image 0: " in unreadable[0]
     assert unreadable[2] == f"{shards}/train-00002.tar, image 0: there is no such file"

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
@@ -22,17 +24,27 @@ _KILL_AFTER = 3.0  # seconds after which workers that have not exited are killed
 
 
 class Sample(NamedTuple):
-    """A loaded image.
+    """An image: (image, target), or None if it cannot be read; its index; "name: reason" if it cannot be read."""
 
-    content: the result of `load`, or None if the image cannot be read.
-    image_index: index of the image in its set.
-    unreadable: "name: reason" if the image cannot be read, else "".
+    content: tuple[Any, Any] | None
+    image_index: int
+    unreadable: str
+    step_images: int
+
+
+class Batch(NamedTuple):
+    """A batch of b images.
+
+    images, targets: the result of `collate`, without images that could not be read.
+    indices: (b,) int64, of the images in the set.
+    unreadable: "name: reason" of each image that could not be read.
     step_images: number of images in the whole step, over all ranks and micro-batches.
     """
 
-    content: Any
-    image_index: int
-    unreadable: str
+    images: Any
+    targets: Any
+    indices: Tensor
+    unreadable: list[str]
     step_images: int
 
 
@@ -42,9 +54,10 @@ class _Key(NamedTuple):
     step_images: int
 
 
-BatchT = TypeVar("BatchT")
-# load(images, index) returns the content of a sample, or raises UnreadableImage
-Load = Callable[[Any, int], Any]
+# load(images, index) returns an image and its target, or raises UnreadableImage
+Load = Callable[[Any, int], tuple[Any, Any]]
+# collate(images, targets) returns the images and the targets of a batch, of which there may be none
+Collate = Callable[[list[Any], list[Any]], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -111,12 +124,17 @@ class Order:
         return self._cached[1]
 
 
-class Batches(Generic[BatchT]):
+def keep_lists(images: list[Any], targets: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Collate images of different sizes."""
+    return images, targets
+
+
+class Batches:
     """A DataLoader over a set of images that can resume in the middle of an epoch.
 
     images: a set with `len(images)` and `images.name(index)`, for messages.
-    load: load(images, index) returns the content of a sample, or raises UnreadableImage.
-    collate: makes a batch from a list of samples.
+    load: load(images, index) returns an image and its target, or raises UnreadableImage.
+    collate: collate(images, targets) makes those of a batch, by default lists.
     batch_size: images per training step, over all ranks and micro-batches.
     batch_slice: the rank, world size, number of accumulation steps and smallest micro-batch.
     order: the images of each training step; by default `Order`.
@@ -141,12 +159,12 @@ class Batches(Generic[BatchT]):
         self,
         images: Any,
         load: Load,
-        collate: Callable[[list[Sample]], BatchT],
+        collate: Collate = keep_lists,
         *,
         batch_size: int,
-        seed: int,
-        training: bool,
-        workers: int,
+        seed: int = 0,
+        training: bool = False,
+        workers: int = 0,
         batch_slice: BatchSlice | None = None,
         order: Order | None = None,
     ) -> None:
@@ -165,7 +183,7 @@ class Batches(Generic[BatchT]):
             indices = range(batch_slice.rank, len(images), ranks)
             size = max(1, batch_size // (ranks * self.accumulation_steps))
             self._validation = [indices[first : first + size] for first in range(0, len(indices), size)]
-        self.collate = collate
+        self.collate = partial(_collate, collate=collate)
         self._sampler = _Sampler()
         self._dataset = _SampleDataset(images, load, seed)
         self._loader = DataLoader(
@@ -173,7 +191,7 @@ class Batches(Generic[BatchT]):
             batch_sampler=self._sampler,
             num_workers=workers,
             persistent_workers=workers > 0,  # workers have no state, because keys include the epoch
-            collate_fn=collate,
+            collate_fn=self.collate,
             worker_init_fn=_init_worker,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # otherwise each epoch would draw from the global generator
@@ -188,7 +206,7 @@ class Batches(Generic[BatchT]):
         """The number of batches of an epoch on this rank."""
         return len(self._validation) if self._order is None else self.steps_per_epoch * self.accumulation_steps
 
-    def __iter__(self) -> Iterator[BatchT]:
+    def __iter__(self) -> Iterator[Batch]:
         if self._order is None:
             self._sampler.keys = ([_Key(0, index, 0) for index in batch] for batch in self._validation)
         else:
@@ -252,6 +270,14 @@ class Batches(Generic[BatchT]):
                 f"with {self._slice.world_size} ranks and {self.accumulation_steps} accumulation steps; use fewer"
             )
         self._num_yielded = state["steps"] * self.accumulation_steps
+
+
+def _collate(samples: list[Sample], collate: Collate) -> Batch:
+    readable = [(*sample.content, sample.image_index) for sample in samples if sample.content is not None]
+    images, targets = collate([image for image, _, _ in readable], [target for _, target, _ in readable])
+    indices = torch.tensor([index for _, _, index in readable], dtype=torch.int64)
+    unreadable = [sample.unreadable for sample in samples if sample.content is None]
+    return Batch(images, targets, indices, unreadable, samples[0].step_images)
 
 
 class _Sampler:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from lambdanets.data.batches import Batches, BatchSlice
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, load_image
+from lambdanets.data.coco.loader import load_image
 from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluator
@@ -23,10 +23,8 @@ class CocoEvaluator(Evaluator):
     images: AnnotatedImages
     load = staticmethod(load_image)
 
-    def batches(
-        self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
-    ) -> Batches[AnnotatedBatch]:
-        return evaluation_batches(self.images, batch_size, workers, batch_slice, self.load)
+    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches:
+        return Batches(self.images, self.load, batch_size=batch_size, workers=workers, batch_slice=batch_slice)
 
 
 class CocoPredictor(Predictor):

@@ -11,7 +11,8 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from lambdanets.data.coco.loader import AnnotatedBatch, image_to_tensor
+from lambdanets.data.batches import Batch
+from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.inference.coco_predictor import CocoEvaluator, CocoPredictor
@@ -78,7 +79,7 @@ class DetectionEvaluator(CocoEvaluator):
 
     predictor: "Detector"
 
-    def measure(self, batch: AnnotatedBatch) -> list[Any]:
+    def measure(self, batch: Batch) -> list[Any]:
         detections = self.predictor.detect(batch.images) if batch.images else []
         annotated, category_ids = self.images.annotations.images, self.predictor.card.category_ids
         return [

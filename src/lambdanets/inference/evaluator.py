@@ -69,7 +69,7 @@ class Evaluator(ABC):
         return [*source, describe_classes(self.predictor.card.classes), describe_left_out(self.left_out)]
 
     @abstractmethod
-    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches[Any]:
+    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches:
         """Return the batches of the set, or of this rank's images, in order."""
 
     @abstractmethod

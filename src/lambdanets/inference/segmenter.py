@@ -9,12 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lambdanets.data.coco.loader import (
-    SEMANTIC_MASK,
-    AnnotatedBatch,
-    image_to_tensor,
-    load_with_semantic_mask,
-)
+from lambdanets.data.batches import Batch
+from lambdanets.data.coco.loader import SEMANTIC_MASK, image_to_tensor, load_with_semantic_mask
+from lambdanets.data.transforms import normalize
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluator, CocoPredictor
 from lambdanets.inference.evaluator import Evaluation, format_score
@@ -96,7 +93,7 @@ class SegmentationEvaluator(CocoEvaluator):
 
     # images differ in size, and --compile would compile the model again for many sizes
     @torch.compiler.set_stance("force_eager")
-    def measure(self, batch: AnnotatedBatch) -> list[Any]:
+    def measure(self, batch: Batch) -> list[Any]:
         segmentations, count = self.predictor.segment(batch.images), len(self.predictor.classes)
         return [
             count_image(index, found.labels.numpy(), target[SEMANTIC_MASK].cpu().numpy(), count)
@@ -207,9 +204,3 @@ class Segmenter(CocoPredictor):
         ]
         atomic_write(out / "classes.csv", encode_utf8(csv_table([COLUMNS, *table])))
         return f"{len(rows)} images"
-
-
-def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Subtract the mean of each channel from images (..., 3, H, W), and divide by its standard deviation."""
-    means, stds = (images.new_tensor(values).view(-1, 1, 1) for values in (mean, std))
-    return (images - means) / stds

@@ -42,8 +42,8 @@ class PreparedRun:
     task: Task
     recipe: TrainingRecipe
     batch_slice: BatchSlice
-    training: Batches[Any]
-    validation: Batches[Any]
+    training: Batches
+    validation: Batches
 
 
 def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:

@@ -75,10 +75,10 @@ class Task(ABC):
         """Build the model, with the recipe's initial weights."""
 
     @abstractmethod
-    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[Any]:
+    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches:
         """Return the training batches."""
 
-    def largest_example(self, batches: Batches[Any]) -> Any:
+    def largest_example(self, batches: Batches) -> Any:
         """Return the loaded training image that needs the most memory, or another where all need the same."""
         return first_readable(batches, range(len(self.training)))
 
@@ -103,7 +103,7 @@ class Task(ABC):
         return {}
 
 
-def first_readable(batches: Batches[Any], indices: Iterable[int]) -> Any:
+def first_readable(batches: Batches, indices: Iterable[int]) -> Any:
     """Return the content of the first of the images that can be read."""
     unreadable = ""
     for sample in map(batches.sample, indices):

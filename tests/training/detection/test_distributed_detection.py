@@ -5,8 +5,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lambdanets.data.batches import BatchSlice
-from lambdanets.data.coco.loader import AnnotatedBatch
+from lambdanets.data.batches import Batch, BatchSlice
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.inference.detector import METRICS, DetectionEvaluator
 from lambdanets.tasks.coco.task import open_datasets
@@ -20,14 +19,14 @@ from training.runs import run_on_two_ranks, task_with
 NUM_IMAGES = 2
 
 
-def repeat_image(count: int) -> AnnotatedBatch:
+def repeat_image(count: int) -> Batch:
     """Return a micro-batch of `count` copies of one image with two objects, from a step of NUM_IMAGES images."""
     image = torch.rand(3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     masks = torch.zeros(2, 16, 16, dtype=torch.uint8)
     masks[0, 2:9, 3:10] = masks[1, 7:15, 1:6] = 1
     boxes = torch.tensor([[3.0, 2.0, 10.0, 9.0], [1.0, 7.0, 6.0, 15.0]], dtype=torch.float64)
     target = {"boxes": boxes, "labels": torch.tensor([1, 2]), "masks": masks}
-    return AnnotatedBatch([image] * count, [target] * count, torch.arange(count), [], NUM_IMAGES)
+    return Batch([image] * count, [target] * count, torch.arange(count), [], NUM_IMAGES)
 
 
 def make_module(recipe: DetectionRecipe, model: nn.Module, batch_slice: BatchSlice) -> TrainingModule:
@@ -58,7 +57,7 @@ class _Step(nn.Module):
         self.model = module.model
         self._training_step = module.training_step
 
-    def forward(self, batch: AnnotatedBatch) -> torch.Tensor:
+    def forward(self, batch: Batch) -> torch.Tensor:
         return self._training_step(batch, 0)["loss"]
 
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 from convergence import train_until
-from lambdanets.data.batches import BatchSlice
-from lambdanets.data.coco.loader import IGNORED, evaluation_batches, load_with_semantic_mask
+from lambdanets.data.batches import Batches, BatchSlice
+from lambdanets.data.coco.loader import IGNORED, load_image, load_with_semantic_mask
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmenter import SegmentationEvaluator, Segmenter
 from lambdanets.tasks.coco.task import open_datasets
@@ -96,7 +96,7 @@ def test_gradients_do_not_depend_on_gradient_accumulation(tmp_path):
     targets = [{"semantic_mask": target["semantic_mask"][:40, :40]} for _, target in samples]
     module = make_module(recipe)
     module.double()
-    (batch,) = evaluation_batches(images.select([0, 1]), 2)
+    (batch,) = Batches(images.select([0, 1]), load_image, batch_size=2)
     gradients = []
     for division in ([slice(0, 2)], [slice(0, 1), slice(1, 2)]):
         module.zero_grad()

@@ -14,7 +14,7 @@ from torch import Tensor
 from lambdanets.data.batches import Batches, BatchSlice, permutation
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.data.coco.loader import AnnotatedBatch, Target, collate
+from lambdanets.data.coco.loader import Target
 from lambdanets.data.coco.scattered_digits import open_digits, write_scattered_digits
 from lambdanets.data.coco.sets import open_validation
 from lambdanets.errors import InputError
@@ -71,7 +71,7 @@ class CocoTask(Task):
     def augment(image: Image, annotated: AnnotatedImage, recipe: Any) -> tuple[Tensor, Target]:
         """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
 
-    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
+    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches:
         return augmented_batches(recipe, self.training, self.augment, batch_slice)
 
     def evaluator(self, recipe: Any, images: Any) -> Evaluator:
@@ -89,12 +89,11 @@ class CocoTask(Task):
 
 def augmented_batches(
     recipe: Any, images: AnnotatedImages, augment: Augment, batch_slice: BatchSlice | None = None
-) -> Batches[AnnotatedBatch]:
+) -> Batches:
     """Return the recipe's training batches, shuffled and augmented by `CocoTask.augment` of a task."""
     return Batches(
         images,
         partial(_load, augment=augment, recipe=recipe),
-        collate,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         training=True,

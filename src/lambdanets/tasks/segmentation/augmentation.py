@@ -11,7 +11,7 @@ from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import IGNORED, SEMANTIC_MASK, Target, image_to_tensor, make_semantic_mask
-from lambdanets.inference.segmenter import normalize
+from lambdanets.data.transforms import normalize
 from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
 
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.data.coco.loader import IGNORED, SEMANTIC_MASK, AnnotatedBatch
+from lambdanets.data.batches import Batch
+from lambdanets.data.coco.loader import IGNORED, SEMANTIC_MASK
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmentation_scores import SCORES
@@ -34,7 +35,7 @@ class SegmentationTask(CocoTask):
     def build(self, recipe: SegmentationRecipe) -> nn.Module:
         return build_model(recipe, self.classes)
 
-    def losses(self, batch: AnnotatedBatch, recipe: SegmentationRecipe) -> dict[str, Tensor]:
+    def losses(self, batch: Batch, recipe: SegmentationRecipe) -> dict[str, Tensor]:
         logits = self.model(torch.stack(batch.images).contiguous(memory_format=torch.channels_last))
         targets = torch.stack([target[SEMANTIC_MASK] for target in batch.targets])
         expected = (len(targets), 1 + len(self.classes), *targets.shape[1:])
