@@ -27,27 +27,23 @@ def test_rejects_float16_without_a_gpu(monkeypatch):
 
 
 GIB = 2**30
-LIMITS = {"2": ("memory.max", "memory.current", ""), "1": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")}
 
 
-@pytest.fixture(params=["2", "1"])
-def cgroup(request, tmp_path, monkeypatch):
+@pytest.fixture
+def cgroup(tmp_path, monkeypatch):
     """A function that writes one cgroup of a synthetic hierarchy; its `free(path)` returns the free memory in GiB."""
-    root = tmp_path / ("cgroups" if request.param == "2" else "cgroups/memory")
-    limit, usage, prefix = LIMITS[request.param]
+    root = tmp_path / "cgroups"
     monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB))
 
     def write(path, *, limit_gib, used_gib, cache_gib=None):
         (root / path).mkdir(parents=True, exist_ok=True)
-        (root / path / limit).write_text(f"{limit_gib * GIB if isinstance(limit_gib, int) else limit_gib}\n")
-        (root / path / usage).write_text(f"{used_gib * GIB}\n")
+        (root / path / "memory.max").write_text(f"{limit_gib * GIB if isinstance(limit_gib, int) else limit_gib}\n")
+        (root / path / "memory.current").write_text(f"{used_gib * GIB}\n")
         if cache_gib is not None:
-            stat = f"active_file 7\n{prefix}active_file {GIB}\n{prefix}inactive_file {cache_gib * GIB}\nslab 3\n"
-            (root / path / "memory.stat").write_text(stat)
+            (root / path / "memory.stat").write_text(f"active_file 7\ninactive_file {cache_gib * GIB}\nslab 3\n")
 
     def free(path="/"):
-        line = f"0::{path}" if request.param == "2" else f"5:cpu:/elsewhere\n4:memory,hugetlb:{path}\n0::/"
-        (tmp_path / "membership").write_text(f"{line}\n")
+        (tmp_path / "membership").write_text(f"5:cpu:/elsewhere\n0::{path}\n")
         return device.free_memory(torch.device("cpu"), tmp_path / "cgroups", tmp_path / "membership") / GIB
 
     write.free = free

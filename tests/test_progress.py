@@ -50,12 +50,6 @@ def test_lines_show_the_current_item(frequent_lines, capsys):
         assert "table 4: 0 of 3 rows, resnet50\\x1b[2J, warming up\n" in wait_for_output(capsys, "warming")
 
 
-def test_nested_progress_is_shown_in_the_same_line(frequent_lines, capsys):
-    with Progress("predicting", 2, "images"), Progress("tiles", 9, "batches"):
-        output = wait_for_output(capsys, "tiles.*\n.*tiles.*\n")
-    assert set(output.splitlines()) == {"predicting: 0 of 2 images; tiles: 0 of 9 batches"}
-
-
 def test_no_line_is_printed_after_the_end(frequent_lines, capsys):
     with pytest.raises(ZeroDivisionError), Progress("planning"):
         raise ZeroDivisionError

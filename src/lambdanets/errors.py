@@ -3,10 +3,9 @@
 import contextlib
 import difflib
 import errno
+import os
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import ClassVar
 
 # Failures of the machine that may occur anywhere: disk full, too many open files or processes, I/O errors.
@@ -62,29 +61,17 @@ class RankZeroFailed(Exception):  # noqa: N818 - not an error of this process
 def describe_failure(error: Exception) -> str | None:
     """Describe an error that a user can fix in one line; None for a bug, which is shown with its traceback.
 
-    A user can fix an OSError of a file outside the installed packages or of the machine, but not a closed file
-    descriptor or a missing file of a package.
+    A user can fix an OSError of a file or of the machine, but not that of a closed file descriptor.
     """
     if isinstance(error, OSError):
-        if not _is_user_fixable(error):
-            return None
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+        if isinstance(error.filename, str | bytes) and error.strerror:
+            return f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return error.strerror if error.errno in _MACHINE_ERRORS else None
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
         return "a data loading worker was killed, probably because memory ran out; use fewer --workers"
     if is_out_of_memory(error):
         return "out of memory; free memory, or choose a smaller batch, model or image size"
     return None
-
-
-def _is_user_fixable(error: OSError) -> bool:
-    if error.errno in _MACHINE_ERRORS:
-        return True
-    if not isinstance(error.filename, str | bytes) or error.errno is None:
-        return False
-    name = error.filename if isinstance(error.filename, str) else error.filename.decode(errors="surrogateescape")
-    installed = [Path(sysconfig.get_path(scheme)) for scheme in ("stdlib", "purelib", "platlib")]
-    installed.append(Path(__file__).parent)
-    return not any(Path(name).absolute().is_relative_to(folder) for folder in installed)
 
 
 @contextlib.contextmanager

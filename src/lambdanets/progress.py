@@ -11,18 +11,15 @@ from lambdanets.terminal import echo, printable
 
 Item = TypeVar("Item")
 SECONDS_PER_LINE, SECONDS_PER_BAR = 30.0, 0.2
-_running: list["Progress"] = []  # those whose block is being executed, the outermost first
 
 
 class Progress:
     """A context manager that shows progress on standard error within its block.
 
-    A thread writes it, even while an item takes longer. If standard error is not a terminal, it prints lines, and
-    within the block of another Progress, such as for the tiles of an image, the line of that one shows both.
+    A thread writes it, even while an item takes longer.
 
     total: number of items; if None, there is no bar, and the lines show the elapsed time.
     initial: number of items that were done before.
-    bar: False if the command prints each item anyway; then there is no bar.
     note: text about the current item, or a function that returns it, which replaces the speed; may be changed at any
         time, as `label` and `done` may.
     """
@@ -34,7 +31,6 @@ class Progress:
         unit: str = "",
         *,
         initial: int = 0,
-        bar: bool = True,
         note: str | Callable[[], str] = "",
     ) -> None:
         self.label, self.total, self.unit = label, total, unit
@@ -42,24 +38,17 @@ class Progress:
         self.note = note
         self._started = time.monotonic()
         self._stopped = threading.Event()
-        self._has_bar = bar
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
-        shows_lines = not sys.stderr.isatty() and not _running
-        shows_bar = sys.stderr.isatty() and self.total is not None and self._has_bar
-        _running.append(self)
-        if shows_lines or shows_bar:
-            show = self._show_bar if shows_bar else self._print_lines
-            self._thread = threading.Thread(target=show, daemon=True)
-            self._thread.start()
+        shows_bar = sys.stderr.isatty() and self.total is not None
+        self._thread = threading.Thread(target=self._show_bar if shows_bar else self._print_lines, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stopped.set()
-        if self in _running:  # training may end it twice
-            _running.remove(self)
         if self._thread is not None:
             self._thread.join()  # it removes the bar from the terminal
 
@@ -91,7 +80,7 @@ class Progress:
     def _print_lines(self) -> None:
         stream = sys.stderr
         while not self._stopped.wait(SECONDS_PER_LINE):
-            echo("; ".join(progress.line() for progress in list(_running)), file=stream)
+            echo(self.line(), file=stream)
 
     def _show_bar(self) -> None:
         from tqdm import tqdm
@@ -107,9 +96,9 @@ class Progress:
                 bar.set_postfix_str(printable(self._note()))
 
 
-def track(items: Iterable[Item], label: str, total: int, unit: str, *, bar: bool = True) -> Iterator[Item]:
+def track(items: Iterable[Item], label: str, total: int, unit: str) -> Iterator[Item]:
     """Iterate over the items and show progress."""
-    with Progress(label, total, unit, bar=bar) as progress:
+    with Progress(label, total, unit) as progress:
         for item in items:
             yield item
             progress.update()

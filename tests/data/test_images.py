@@ -73,8 +73,8 @@ def truncated(image_format: str, size: int) -> bytes:
         (b"not pixels", "it is not an image of a known format$"),
         (b"", "the file is empty"),
         (lambda path: None, "there is no such file"),
-        (Path.mkdir, "it is a folder, not a file"),
-        (os.mkfifo, "it is a named pipe, not a file$"),
+        (Path.mkdir, "it is not a regular file"),
+        (os.mkfifo, "it is not a regular file$"),
     ],
 )
 def test_damaged_and_special_files_are_unreadable(tmp_path: Path, make: Any, reason: str) -> None:
@@ -86,7 +86,7 @@ def test_damaged_and_special_files_are_unreadable(tmp_path: Path, make: Any, rea
     error = pickle.loads(pickle.dumps(raised.value))
     assert isinstance(error, InputError)
     assert (error.path, error.reason) == (str(path), raised.value.reason)
-    if "not a file" in reason and not path.is_dir():  # it is not opened, but not left out either
+    if "not a regular" in reason and not path.is_dir():  # it is not opened, but not left out either
         assert find_images([str(path)]).paths == find_images([str(tmp_path)]).paths == [path]
         with pytest.raises(UnreadableImage, match=reason):
             read_file(path)

@@ -125,9 +125,7 @@ def _predict(
         remaining = [path for path in paths if str(path) not in done]
         predictions = predict(remaining)
         try:
-            for path, image, prediction in track(
-                predictions, "predicting", len(remaining), "images", bar=not sys.stdout.isatty()
-            ):
+            for path, image, prediction in track(predictions, "predicting", len(remaining), "images"):
                 row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, options)
                 journal.add({"path": str(path)} | row)
                 echo(f"{path!s:<{width}}  {predictor.describe(row)}")

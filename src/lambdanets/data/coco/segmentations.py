@@ -65,13 +65,16 @@ def to_rle(segmentation: Any, height: int, width: int) -> str:
 
 
 def _check_rle(segmentation: dict[str, Any], height: int, width: int) -> str:
+    masks_api()  # explains missing extras
+    from faster_coco_eval.mask_api_new_cpp import toUncompressedRLE
+
     counts = segmentation.get("counts")
     try:
         rle = counts if isinstance(counts, str) else compress(np.array(counts, np.int64), height, width)
-        covered = _run_lengths(rle, height, width).sum()
+        runs = toUncompressedRLE([{"size": [height, width], "counts": rle}])[0]["counts"]
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise AnnotationError(_DAMAGED_RLE) from None
-    if segmentation.get("size") != [height, width] or covered != height * width:
+    if segmentation.get("size") != [height, width] or sum(runs) != height * width:
         raise AnnotationError(_DAMAGED_RLE)
     return rle
 
@@ -94,27 +97,12 @@ def box_and_area(rle: str, height: int, width: int) -> tuple[tuple[float, float,
     return (left, top, left + box_width, top + box_height), float(masks_api().area(encoded))
 
 
-def _run_lengths(rle: str, height: int, width: int) -> np.ndarray:
-    """Return the lengths of the runs of zeros and ones, int64. Raises RuntimeError or ValueError if it is damaged."""
-    masks_api()  # explains missing extras
-    from faster_coco_eval.mask_api_new_cpp import toUncompressedRLE
-
-    return np.array(toUncompressedRLE([{"size": [height, width], "counts": rle}])[0]["counts"], np.int64)
-
-
 def to_cropped_mask(rle: str, height: int, width: int) -> CroppedMask:
-    """Decode a mask that is cropped to its bounding box, without decoding the rest of the image."""
-    ends = np.cumsum(_run_lengths(rle, height, width))
-    starts, ends = ends[:-1:2], ends[1::2]  # of each run of ones
-    if not len(starts):
-        return CroppedMask(0, 0, np.zeros((0, 0), bool))
-    left, right = int(starts[0]) // height, (int(ends[-1]) - 1) // height + 1
-    edges = np.zeros((right - left) * height + 1, np.int8)
-    edges[starts - left * height] += 1
-    edges[ends - left * height] -= 1
-    columns = np.cumsum(edges[:-1], dtype=np.int8).astype(bool).reshape(right - left, height)
-    rows = np.flatnonzero(columns.any(0))
-    return CroppedMask(int(rows[0]), left, columns[:, rows[0] : rows[-1] + 1].T)
+    """Decode a mask, and crop it to its bounding box."""
+    encoded = {"size": [height, width], "counts": rle}
+    left, top, box_width, box_height = masks_api().toBbox(encoded).astype(int).tolist()
+    mask = masks_api().decode(encoded)[top : top + box_height, left : left + box_width]
+    return CroppedMask(top, left, mask.astype(bool))
 
 
 @functools.cache
