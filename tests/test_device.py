@@ -50,35 +50,18 @@ def cgroup(tmp_path, monkeypatch):
     return write
 
 
-def test_free_memory_of_a_container_counts_page_cache_as_free(cgroup):
-    cgroup("", limit_gib=16, used_gib=15, cache_gib=13)
-    assert cgroup.free() == 14
-
-
-def test_free_memory_is_the_minimum_over_nested_cgroups(cgroup):
+def test_free_memory_is_the_minimum_over_nested_cgroups_and_counts_page_cache(cgroup):
     cgroup("", limit_gib=64, used_gib=10)
     cgroup("jobs", limit_gib=16, used_gib=8, cache_gib=1)
     cgroup("jobs/one", limit_gib=32, used_gib=2, cache_gib=1)
+    cgroup("full", limit_gib=4, used_gib=5)
     assert cgroup.free("/jobs/one") == 9
-    assert cgroup.free("/") == 54
+    assert cgroup.free("/full") == 0
+    for path in ("/", "/docker/0123456789", "/../above"):  # in a container, the folder of its own cgroup is the root
+        assert cgroup.free(path) == 54
 
 
-def test_free_memory_without_a_cgroup_limit_is_that_of_the_machine(cgroup):
+def test_free_memory_without_a_limit_or_cgroups_is_that_of_the_machine(cgroup):
+    assert cgroup.free() == 100
     cgroup("", limit_gib="max", used_gib=10)
     assert cgroup.free() == 100
-
-
-def test_free_memory_of_an_unmounted_cgroup_is_that_of_the_root(cgroup):
-    cgroup("", limit_gib=8, used_gib=2, cache_gib=1)
-    assert cgroup.free("/docker/0123456789") == 7
-    assert cgroup.free("/../above") == 7
-
-
-def test_free_memory_of_a_cgroup_above_its_limit_is_zero(cgroup):
-    cgroup("", limit_gib=4, used_gib=5)
-    assert cgroup.free() == 0
-
-
-def test_free_memory_without_cgroups_is_that_of_the_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=5))
-    assert device.free_memory(torch.device("cpu"), tmp_path, tmp_path / "none") == 5

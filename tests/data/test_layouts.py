@@ -108,15 +108,6 @@ def test_folders_that_may_be_splits_or_classes_are_refused(
         open_data(tmp_path / "d", patterns, kind)
 
 
-def test_links_to_folders_that_are_found_otherwise_are_folders(tmp_path: Path) -> None:
-    data = write_files(tmp_path / "d", "train/a|b/.jpg")
-    (data / "train/c").symlink_to("b")
-    (data / "val").symlink_to("train")
-    splits = open_splits(str(data))
-    assert splits.classes == ("a", "b", "c")
-    assert (len(splits.train), len(splits.validation)) == (12, 12)
-
-
 @pytest.mark.parametrize("kind", ["folder", "tar"])
 def test_class_folders_copied_from_a_mac_are_the_same_classes(tmp_path: Path, kind: str) -> None:
     composed, decomposed = (unicodedata.normalize(form, "caf\xe9") for form in ("NFC", "NFD"))
