@@ -47,7 +47,7 @@ def test_validation_has_the_class_indices_of_training(tmp_path: Path) -> None:
     splits = open_splits(str(tmp_path))
     assert splits.validation.labels == [1]
     assert splits.validation.load(0)[1] == 1
-    (tmp_path / "val/b").rename(tmp_path / "val/zebra")
+    write_classes(tmp_path / "val", zebra=1)
     with pytest.raises(InputError, match=r"among the 2 of training \('a', 'b'\), got 'zebra'"):
         open_splits(str(tmp_path))
 
