@@ -195,8 +195,8 @@ def _check_classes(root: _Folder, source: str) -> None:
 def _ambiguous(root: _Folder, source: str) -> InputError:
     return InputError(
         f"'{'/'.join((source, *root.path))}' must have folders that are either splits or classes, got "
-        f"{first_few(sorted(root.folders))}; give the path of one data set that has a folder for each class, or folders "
-        "train and val with a folder for each class"
+        f"{first_few(sorted(root.folders))}; give the path of one data set that has a folder for each class, or "
+        "folders train and val with a folder for each class"
     )
 
 
