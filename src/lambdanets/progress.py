@@ -1,16 +1,17 @@
-"""Progress on standard error: a tqdm bar on a terminal, otherwise one line every 30 seconds."""
+"""Progress on standard error: on a terminal a line that changes, otherwise one line every 30 seconds."""
 
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from lambdanets.signals import check_signals
 from lambdanets.terminal import echo, printable
 
 Item = TypeVar("Item")
-SECONDS_PER_LINE, SECONDS_PER_BAR = 30.0, 0.2
+SECONDS_PER_LINE, SECONDS_PER_CHANGE = 30.0, 0.2
 
 
 class Progress:
@@ -18,7 +19,7 @@ class Progress:
 
     A thread writes it, even while an item takes longer.
 
-    total: number of items; if None, there is no bar, and the lines show the elapsed time.
+    total: number of items; if None, the elapsed time is shown.
     initial: number of items that were done before.
     note: text about the current item, or a function that returns it, which replaces the speed; may be changed at any
         time, as `label` and `done` may.
@@ -42,15 +43,15 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
-        shows_bar = sys.stderr.isatty() and self.total is not None
-        self._thread = threading.Thread(target=self._show_bar if shows_bar else self._print_lines, daemon=True)
+        show = self._change_line if sys.stderr.isatty() else self._print_lines
+        self._thread = threading.Thread(target=show, daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stopped.set()
         if self._thread is not None:
-            self._thread.join()  # it removes the bar from the terminal
+            self._thread.join()  # it removes the line from the terminal
 
     def update(self, count: int = 1) -> None:
         """Add `count` to the number of items done. Raises KeyboardInterrupt if a signal has arrived."""
@@ -66,7 +67,8 @@ class Progress:
     def line(self) -> str:
         """Return the progress as one line of text."""
         seconds = time.monotonic() - self._started
-        parts = [note] if (note := self._note()) else []
+        note = self.note() if callable(self.note) else self.note
+        parts = [note] if note else []
         if self.total is None:
             return f"{self.label}: {', '.join([*parts, f'{format_duration(seconds)} so far'])}"
         rate = (self.done - self._initial) / max(seconds, 1e-9)
@@ -74,26 +76,18 @@ class Progress:
             parts = [f"{rate:.3g} {self.unit}/s, {format_duration((self.total - self.done) / rate)} left", *parts]
         return f"{self.label}: {', '.join([f'{self.done:,} of {self.total:,} {self.unit}', *parts])}"
 
-    def _note(self) -> str:
-        return self.note() if callable(self.note) else self.note
-
     def _print_lines(self) -> None:
         stream = sys.stderr
         while not self._stopped.wait(SECONDS_PER_LINE):
             echo(self.line(), file=stream)
 
-    def _show_bar(self) -> None:
+    def _change_line(self) -> None:
         from tqdm import tqdm
 
-        fields = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}"
-        speed = "" if callable(self.note) else " [{elapsed}<{remaining}, {rate_fmt}]"
-        options: dict[str, Any] = {"unit": f" {self.unit}", "leave": False, "file": sys.stderr, "dynamic_ncols": True}
-        options["desc"] = printable(self.label)
-        with tqdm(total=self.total, initial=self._initial, bar_format=f"{fields}{speed}{{postfix}}", **options) as bar:
-            while not self._stopped.wait(SECONDS_PER_BAR):
-                bar.total, bar.n = self.total, self.done
-                bar.set_description_str(printable(self.label), refresh=False)
-                bar.set_postfix_str(printable(self._note()))
+        with tqdm(bar_format="{desc}", leave=False, file=sys.stderr) as line:
+            while not self._stopped.wait(SECONDS_PER_CHANGE):
+                width = shutil.get_terminal_size().columns - 1
+                line.set_description_str(printable(self.line())[:width])
 
 
 def track(items: Iterable[Item], label: str, total: int, unit: str) -> Iterator[Item]:
