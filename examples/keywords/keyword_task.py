@@ -13,7 +13,8 @@ from tones import KEYWORDS, Recordings, read_wav
 from torch import Tensor, nn
 
 import lambdanets as ln
-from lambdanets.data.batches import Batch, Batches, BatchSlice
+from lambdanets.data.batches import Batch, Batches
+from lambdanets.data.order import BatchSlice
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.inference.predictor import Predictor

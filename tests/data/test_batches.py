@@ -12,9 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from data.same_batches import assert_same
-from lambdanets.data.batches import WINDOW, Batch, BatchSlice, Order, windowed_permutation
+from lambdanets.data.batches import Batch
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import ImageArray, ImageBatches
+from lambdanets.data.order import WINDOW, BatchSlice, Order, windowed_permutation
 from lambdanets.errors import InputError
 
 

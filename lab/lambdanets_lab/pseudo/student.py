@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.batches import WINDOW, Batch, BatchSlice, Order
+from lambdanets.data.batches import Batch
 from lambdanets.data.datasets import open_splits, subset
 from lambdanets.data.labeled_images import ImageBatches, LabeledImages
+from lambdanets.data.order import WINDOW, BatchSlice, Order
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import nfc

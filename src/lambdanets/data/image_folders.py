@@ -142,8 +142,7 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
         names = {parse_name(name) for name in root.folders}
         if len(names) > 1 and all(name.role for name in names) and len({name.rest for name in names}) == 1:
             raise _ambiguous(root, source)
-        trains = [folder for name, folder in root.folders.items() if parse_name(name) == Name(TRAIN, ())]
-        if any(_enter(folder).folders for folder in trains):
+        if any(_enter(root.folders[name]).folders for name in root.folders if parse_name(name) == Name(TRAIN, ())):
             raise _ambiguous(root, source)
         return None
     entered = {name: _enter(root.folders[name]) for name in chain.from_iterable(groups[0].values())}

@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from lambdanets.data.batches import WINDOW
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import LabeledImages
+from lambdanets.data.order import WINDOW
 from lambdanets.data.tars import TarSamples, split_name
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import open_regular

@@ -13,7 +13,7 @@ from PIL.Image import Image
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from lambdanets.data.batches import Batch, BatchSlice
+from lambdanets.data.batches import Batch
 from lambdanets.data.datasets import (
     ImageSet,
     LabeledImages,
@@ -23,6 +23,7 @@ from lambdanets.data.datasets import (
     remap_labels,
 )
 from lambdanets.data.labeled_images import ImageBatches
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ClassifierCard

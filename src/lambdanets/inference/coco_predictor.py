@@ -4,11 +4,12 @@ import sys
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from lambdanets.data.batches import Batches, BatchSlice
+from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import load_image
 from lambdanets.data.coco.sets import open_validation, open_with_categories
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import CocoCard

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from pydantic import PositiveInt
 
-from lambdanets.data.batches import Batches, BatchSlice
+from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import describe_classes, describe_left_out
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.inference.loading import load
 from lambdanets.inference.predictor import Predictor

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from lambdanets.data.batches import Batches, BatchSlice
+from lambdanets.data.batches import Batches
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import ModelCard

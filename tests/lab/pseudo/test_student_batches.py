@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from data.same_batches import assert_same
-from lambdanets.data.batches import BatchSlice
 from lambdanets.data.labeled_images import ImageArray, ImageBatches
+from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.micro_batches import accumulation_steps, images_per_rank
 from lambdanets_lab.pseudo.recipe import StudentRecipe

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lambdanets.data.batches import Batch, BatchSlice
+from lambdanets.data.batches import Batch
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detector import METRICS, DetectionEvaluator
 from lambdanets.tasks.coco.task import open_datasets
 from lambdanets.tasks.detection.recipe import DetectionRecipe

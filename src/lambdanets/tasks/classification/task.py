@@ -13,9 +13,10 @@ from timm.data import create_transform
 from torch import Tensor, nn
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
-from lambdanets.data.batches import Batch, BatchSlice
+from lambdanets.data.batches import Batch
 from lambdanets.data.datasets import hold_out, open_splits, subset
 from lambdanets.data.labeled_images import ImageBatches
+from lambdanets.data.order import BatchSlice
 from lambdanets.data.transforms import Preprocessing, center_square, normalize
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import ClassificationEvaluator, Classifier

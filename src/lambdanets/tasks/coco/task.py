@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 from PIL.Image import Image
 from torch import Tensor
 
-from lambdanets.data.batches import Batches, BatchSlice, permutation
+from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.loader import Target
 from lambdanets.data.coco.scattered_digits import open_digits, write_scattered_digits
 from lambdanets.data.coco.sets import open_validation
+from lambdanets.data.order import BatchSlice, permutation
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.evaluator import Evaluator
