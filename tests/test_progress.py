@@ -33,8 +33,8 @@ def test_fast_loops_print_nothing(capsys):
 
 
 def test_lines_show_count_speed_and_remaining_time(frequent_lines, capsys):
-    with Progress("shards", 1000, "images", initial=200) as bar:
-        bar.update(300)
+    with Progress("shards", 1000, "images") as bar:
+        bar.update(500)
         output = wait_for_output(capsys, "left")
     assert re.search(r"^shards: 500 of 1,000 images, [\d.e+]+ images/s, \d+ s left$", output, flags=re.MULTILINE)
 

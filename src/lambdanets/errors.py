@@ -6,7 +6,6 @@ import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
 
 # Failures of the machine that may occur anywhere: disk full, too many open files or processes, I/O errors.
 _MACHINE_ERRORS = {
@@ -29,20 +28,6 @@ class InputError(ValueError):
 
     The command line prints the message and exits with code 2.
     """
-
-
-class UnreadableError(InputError):
-    """A file cannot be read. path: the file, or the name of an image in memory. reason: the cause."""
-
-    message: ClassVar[str]
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(self.message.format(path=path, reason=reason))
-        self.path = path
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type["UnreadableError"], tuple[str, str]]:
-        return type(self), (self.path, self.reason)  # by default, pickle would only keep the message
 
 
 def one_line(error: BaseException) -> str:

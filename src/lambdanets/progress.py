@@ -20,7 +20,6 @@ class Progress:
     A thread writes it, even while an item takes longer.
 
     total: number of items; if None, the elapsed time is shown.
-    initial: number of items that were done before.
     note: text about the current item, or a function that returns it, which replaces the speed; may be changed at any
         time, as `label` and `done` may.
     """
@@ -31,11 +30,10 @@ class Progress:
         total: int | None = None,
         unit: str = "",
         *,
-        initial: int = 0,
         note: str | Callable[[], str] = "",
     ) -> None:
         self.label, self.total, self.unit = label, total, unit
-        self.done = self._initial = initial
+        self.done = 0
         self.note = note
         self._started = time.monotonic()
         self._stopped = threading.Event()
@@ -71,7 +69,7 @@ class Progress:
         parts = [note] if note else []
         if self.total is None:
             return f"{self.label}: {', '.join([*parts, f'{format_duration(seconds)} so far'])}"
-        rate = (self.done - self._initial) / max(seconds, 1e-9)
+        rate = self.done / max(seconds, 1e-9)
         if rate and not callable(self.note):
             parts = [f"{rate:.3g} {self.unit}/s, {format_duration((self.total - self.done) / rate)} left", *parts]
         return f"{self.label}: {', '.join([f'{self.done:,} of {self.total:,} {self.unit}', *parts])}"

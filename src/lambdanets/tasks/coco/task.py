@@ -47,7 +47,7 @@ class CocoTask(Task):
         sets = {"training": self.training, "validation": self.validation}
         self.left_out = self.training.problems.left_out + self.validation.problems.left_out
         self.problems = [f"{name}: {line}" for name, images in sets.items() for line in images.problems.lines()]
-        self.findings = {name: images.problems.ids for name, images in sets.items()}
+        self.findings = {name: images.problems for name, images in sets.items()}
         fingerprints = self.training.fingerprint + self.validation.fingerprint
         self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
 
