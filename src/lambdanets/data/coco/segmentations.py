@@ -65,16 +65,13 @@ def to_rle(segmentation: Any, height: int, width: int) -> str:
 
 
 def _check_rle(segmentation: dict[str, Any], height: int, width: int) -> str:
-    masks_api()  # explains missing extras
-    from faster_coco_eval.mask_api_new_cpp import toUncompressedRLE
-
     counts = segmentation.get("counts")
     try:
         rle = counts if isinstance(counts, str) else compress(np.array(counts, np.int64), height, width)
-        runs = toUncompressedRLE([{"size": [height, width], "counts": rle}])[0]["counts"]
+        covered = _run_lengths(rle, height, width).sum()
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise AnnotationError(_DAMAGED_RLE) from None
-    if segmentation.get("size") != [height, width] or sum(runs) != height * width:
+    if segmentation.get("size") != [height, width] or covered != height * width:
         raise AnnotationError(_DAMAGED_RLE)
     return rle
 
@@ -97,12 +94,26 @@ def box_and_area(rle: str, height: int, width: int) -> tuple[tuple[float, float,
     return (left, top, left + box_width, top + box_height), float(masks_api().area(encoded))
 
 
+def _run_lengths(rle: str, height: int, width: int) -> np.ndarray:
+    """Return the lengths of the runs of zeros and ones, int64. Raises RuntimeError or ValueError if it is damaged."""
+    masks_api()  # explains missing extras
+    from faster_coco_eval.mask_api_new_cpp import toUncompressedRLE
+
+    return np.array(toUncompressedRLE([{"size": [height, width], "counts": rle}])[0]["counts"], np.int64)
+
+
 def to_cropped_mask(rle: str, height: int, width: int) -> CroppedMask:
-    """Decode a mask, and crop it to its bounding box."""
-    encoded = {"size": [height, width], "counts": rle}
-    left, top, box_width, box_height = masks_api().toBbox(encoded).astype(int).tolist()
-    mask = masks_api().decode(encoded)[top : top + box_height, left : left + box_width]
-    return CroppedMask(top, left, mask.astype(bool))
+    """Decode a mask, cropped to its bounding box, in time and memory proportional to its pixels."""
+    runs = _run_lengths(rle, height, width)
+    starts, lengths = np.cumsum(runs)[:-1:2], runs[1::2]  # of the runs of ones
+    if not lengths.sum():
+        return CroppedMask(0, 0, np.zeros((0, 0), bool))
+    pixels = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+    columns, rows = np.divmod(pixels, height)
+    top, left = int(rows.min()), int(columns.min())
+    mask = np.zeros((rows.max() - top + 1, columns.max() - left + 1), bool)
+    mask[rows - top, columns - left] = True
+    return CroppedMask(top, left, mask)
 
 
 @functools.cache
