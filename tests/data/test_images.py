@@ -27,26 +27,6 @@ def make_gradient(mode: str = "RGB") -> Image.Image:
     return Image.fromarray(np.stack([values, values.T, 255 - values], -1)).convert(mode)
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        (np.uint16([0, 257, 32896, 65535]), [0, 1, 128, 255]),
-        (np.float32([0.0, 0.5, 1.0]), [0, 128, 255]),
-        (np.float32([0.0, 0.25, 0.5]), [0, 64, 128]),  # with the same factor
-        (np.float32([0, 128, 255]), r"its floats must be in 0\.\.1, got 0 to 255; convert the images of the set"),
-        (np.float32([0, np.nan, 1]), r"its floats must be in 0\.\.1, got nan to nan;"),
-        (np.int32([0, 1, 65536]), r"its integers must be in 0\.\.65535, got 0 to 65536;"),
-    ],
-)
-def test_intensities_are_scaled_from_a_fixed_range_or_refused(tmp_path: Path, values: Any, expected: Any) -> None:
-    path = save(tmp_path / "a.tiff", Image.fromarray(values[None]))
-    if isinstance(expected, list):
-        assert np.asarray(read_image(path)).tolist() == [expected]
-    else:
-        with pytest.raises(UnreadableImage, match=expected):
-            read_image(path)
-
-
 def test_an_adobe_cmyk_jpeg_is_not_read_inverted(tmp_path: Path) -> None:
     path = save(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 0, 0, 255)))
     assert b"Adobe" in path.read_bytes()[:64]  # Adobe's marker means that the inks are inverted
