@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -203,18 +202,6 @@ def test_signal_before_any_work_exits_with_130_silently(signum, tmp_path):
         raise AssertionError
 
     assert run_forked(command, tmp_path) == (130, "")
-
-
-@ALL_SIGNALS
-def test_signal_outside_of_the_command_exits_with_130_silently(signum):
-    script = (
-        "import os, sys\n"
-        "from lambdanets import __main__, cli\n"
-        f"cli.main = lambda: os.kill(os.getpid(), {int(signum)})\n"
-        "__main__.console()"
-    )
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (process.returncode, process.stdout, process.stderr) == (130, "", "")
 
 
 def test_signal_ignored_at_process_start_stays_ignored(tmp_path):
