@@ -33,7 +33,6 @@ from pages import RESULTS, Script, replace_section
 from PIL import Image
 
 from lambdanets import cli
-from lambdanets.__main__ import exit_quietly_on_signals
 from lambdanets.models.weights import read_weights
 from lambdanets.text_tables import markdown_table
 from lambdanets.training import run_log
@@ -167,7 +166,8 @@ def _run_child(arguments: list[str], log: Path, kill: Kill | None) -> None:
         sys.stdout = sys.stderr = file
         if kill is not None and kill.event:
             _kill_at_event(kill)
-        exit_quietly_on_signals()
+        for number in SIGNALS[1:]:  # until the command installs its handlers
+            signal.signal(number, lambda *_: os._exit(130))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS[1:])
         code = cli.main(arguments)
     except BaseException:

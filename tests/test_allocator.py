@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from lambdanets.allocator import keep_freed_memory
-
 needs_glibc = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's; on other C libraries keep_freed_memory does nothing"
 )
@@ -57,8 +55,3 @@ def test_settings_of_the_environment_are_not_changed() -> None:
     code = "import lambdanets.allocator as a; print(a.keep_freed_memory())"
     assert run(code, MALLOC_MMAP_THRESHOLD_="65536") == ["False"]
     assert run(code, GLIBC_TUNABLES="glibc.malloc.mmap_threshold=65536") == ["False"]
-
-
-def test_other_c_libraries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    assert not keep_freed_memory()

@@ -3,12 +3,10 @@
 import json
 import os
 import shlex
-import signal
 
 import pytest
 
 from commands import fail, succeed
-from lambdanets.__main__ import exit_quietly_on_signals
 from lambdanets.cli import main
 from lambdanets.cli.train import parse_train_command
 from lambdanets.inference import loading
@@ -131,9 +129,3 @@ def test_recipe_options_are_kept_for_another_model_that_has_them(model, kept, tm
     )
     command = parse_train_command([str(file), "--model", model])
     assert command.recipe.model_options == kept
-
-
-def test_signals_that_windows_does_not_have_are_left_out(monkeypatch):
-    monkeypatch.delattr("signal.SIGHUP")
-    exit_quietly_on_signals()
-    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL

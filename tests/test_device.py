@@ -27,62 +27,41 @@ def test_rejects_float16_without_a_gpu(monkeypatch):
 
 
 GIB = 2**30
-LIMITS = {"2": ("memory.max", "memory.current", ""), "1": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")}
 
 
-@pytest.fixture(params=["2", "1"])
-def cgroup(request, tmp_path, monkeypatch):
+@pytest.fixture
+def cgroup(tmp_path, monkeypatch):
     """A function that writes one cgroup of a synthetic hierarchy; its `free(path)` returns the free memory in GiB."""
-    root = tmp_path / ("cgroups" if request.param == "2" else "cgroups/memory")
-    limit, usage, prefix = LIMITS[request.param]
+    root = tmp_path / "cgroups"
     monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB))
 
     def write(path, *, limit_gib, used_gib, cache_gib=None):
         (root / path).mkdir(parents=True, exist_ok=True)
-        (root / path / limit).write_text(f"{limit_gib * GIB if isinstance(limit_gib, int) else limit_gib}\n")
-        (root / path / usage).write_text(f"{used_gib * GIB}\n")
+        (root / path / "memory.max").write_text(f"{limit_gib * GIB if isinstance(limit_gib, int) else limit_gib}\n")
+        (root / path / "memory.current").write_text(f"{used_gib * GIB}\n")
         if cache_gib is not None:
-            stat = f"active_file 7\n{prefix}active_file {GIB}\n{prefix}inactive_file {cache_gib * GIB}\nslab 3\n"
-            (root / path / "memory.stat").write_text(stat)
+            (root / path / "memory.stat").write_text(f"active_file 7\ninactive_file {cache_gib * GIB}\nslab 3\n")
 
     def free(path="/"):
-        line = f"0::{path}" if request.param == "2" else f"5:cpu:/elsewhere\n4:memory,hugetlb:{path}\n0::/"
-        (tmp_path / "membership").write_text(f"{line}\n")
+        (tmp_path / "membership").write_text(f"5:cpu:/elsewhere\n0::{path}\n")
         return device.free_memory(torch.device("cpu"), tmp_path / "cgroups", tmp_path / "membership") / GIB
 
     write.free = free
     return write
 
 
-def test_free_memory_of_a_container_counts_page_cache_as_free(cgroup):
-    cgroup("", limit_gib=16, used_gib=15, cache_gib=13)
-    assert cgroup.free() == 14
-
-
-def test_free_memory_is_the_minimum_over_nested_cgroups(cgroup):
+def test_free_memory_is_the_minimum_over_nested_cgroups_and_counts_page_cache(cgroup):
     cgroup("", limit_gib=64, used_gib=10)
     cgroup("jobs", limit_gib=16, used_gib=8, cache_gib=1)
     cgroup("jobs/one", limit_gib=32, used_gib=2, cache_gib=1)
+    cgroup("full", limit_gib=4, used_gib=5)
     assert cgroup.free("/jobs/one") == 9
-    assert cgroup.free("/") == 54
+    assert cgroup.free("/full") == 0
+    for path in ("/", "/docker/0123456789", "/../above"):  # in a container, the folder of its own cgroup is the root
+        assert cgroup.free(path) == 54
 
 
-def test_free_memory_without_a_cgroup_limit_is_that_of_the_machine(cgroup):
+def test_free_memory_without_a_limit_or_cgroups_is_that_of_the_machine(cgroup):
+    assert cgroup.free() == 100
     cgroup("", limit_gib="max", used_gib=10)
     assert cgroup.free() == 100
-
-
-def test_free_memory_of_an_unmounted_cgroup_is_that_of_the_root(cgroup):
-    cgroup("", limit_gib=8, used_gib=2, cache_gib=1)
-    assert cgroup.free("/docker/0123456789") == 7
-    assert cgroup.free("/../above") == 7
-
-
-def test_free_memory_of_a_cgroup_above_its_limit_is_zero(cgroup):
-    cgroup("", limit_gib=4, used_gib=5)
-    assert cgroup.free() == 0
-
-
-def test_free_memory_without_cgroups_is_that_of_the_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=5))
-    assert device.free_memory(torch.device("cpu"), tmp_path, tmp_path / "none") == 5

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-import timm
 
 from lambdanets import cli
 from lambdanets.cli import evaluate
@@ -40,7 +39,7 @@ def os_error(code, *filename):
 )
 def test_os_errors_of_user_files_and_the_machine_are_one_line(error, monkeypatch, capsys):
     assert run_failing_command(error, monkeypatch) == 2
-    file = f"{error.filename}: " if error.filename else ""
+    file = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     assert capsys.readouterr().err == f"lambdanets: {file}{error.strerror}\n"
     with pytest.raises(InputError), report_errors("lambdanets train", Path("runs/first")):
         raise error
@@ -51,9 +50,6 @@ def test_os_errors_of_user_files_and_the_machine_are_one_line(error, monkeypatch
     [
         os_error(errno.EBADF),
         os_error(errno.EBADF, 7),
-        os_error(errno.ENOENT, str(Path(timm.__file__).parent / "missing.json")),
-        os_error(errno.ENOENT, str(Path(cli.__file__).with_name("missing.py"))),
-        os_error(errno.ENOENT, os.__file__ + ".missing"),
         OSError("handle is closed"),
         ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
     ],

@@ -9,19 +9,9 @@ from lambdanets.terminal import echo, printable
 from lambdanets.text_tables import markdown_table, text_table
 
 
-@pytest.mark.parametrize(
-    ("text", "escaped"),
-    [
-        ("\x1b[31mred", "\\x1b[31mred"),
-        ("two\nlines\r", "two\\nlines\\r"),
-        ("\x9b2J and \x07", "\\x9b2J and \\x07"),
-        ("\u202egpj.exe", "\\u202egpj.exe"),
-        ("\u2028", "\\u2028"),
-        ("a\tb", "a\\tb"),
-    ],
-)
-def test_control_characters_are_escaped(text, escaped):
-    assert printable(text) == escaped
+@pytest.mark.parametrize("text", ["\x1b[31mred", "two\nlines\r", "\x9b2J and \x07", "\u202egpj.exe", "\u2028", "a\tb"])
+def test_control_characters_are_escaped(text):
+    assert printable(text) == text.encode("unicode_escape").decode()
 
 
 @pytest.mark.parametrize("text", ["größe 23×23", "数字 — «ok»", "नमस्ते", "👩\u200d🔬", "no\u00a0break", ""])

@@ -4,7 +4,7 @@ import wave
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,9 @@ from tones import KEYWORDS, Recordings, read_wav
 from torch import Tensor, nn
 
 import lambdanets as ln
-from lambdanets.data.batches import Batches, BatchSlice, Sample
+from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.images import UnreadableImage
+from lambdanets.data.order import BatchSlice
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.inference.predictor import Predictor
@@ -69,25 +70,14 @@ class KeywordNetwork(nn.Module):
         return self.head
 
 
-class Batch(NamedTuple):
-    """A batch of b recordings. `unreadable` and `step_images` as in `lambdanets.data.labeled_images.Batch`."""
-
-    recordings: Tensor  # (b, 1, LENGTH)
-    labels: Tensor  # (b,)
-    indices: Tensor  # (b,)
-    unreadable: list[str]
-    step_images: int
-
-
 def load(recordings: Recordings, index: int, noise: float = 0.0) -> tuple[Tensor, int]:
     recording, label = recordings.load(index)
     return recording + noise * torch.randn(recording.shape), label  # seeded by the seed, the epoch and the index
 
 
-def collate(samples: list[Sample]) -> Batch:
-    recordings, labels = zip(*(sample.content for sample in samples), strict=True)
-    indices = torch.tensor([sample.image_index for sample in samples])
-    return Batch(torch.stack(recordings), torch.tensor(labels), indices, [], samples[0].step_images)
+def collate(recordings: list[Tensor], labels: list[int]) -> tuple[Tensor, Tensor]:
+    """Return the `images` of a `Batch`, here recordings (b, 1, LENGTH), and its `targets` (b,)."""
+    return torch.stack(recordings), torch.tensor(labels)
 
 
 @dataclass(frozen=True)
@@ -108,12 +98,11 @@ class KeywordEvaluation(Evaluation):
 class KeywordEvaluator(Evaluator):
     """Measures (index, whether the keyword is correct) of each recording."""
 
-    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches[Batch]:
-        options: dict[str, Any] = {"seed": 0, "training": False, "workers": workers, "batch_slice": batch_slice}
-        return Batches(self.images, load, collate, batch_size=batch_size, **options)
+    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches:
+        return Batches(self.images, load, collate, batch_size=batch_size, workers=workers, batch_slice=batch_slice)
 
     def measure(self, batch: Batch) -> list[Any]:
-        correct = self.predictor.outputs(batch.recordings).argmax(1).cpu() == batch.labels.cpu()
+        correct = self.predictor.outputs(batch.images).argmax(1).cpu() == batch.targets.cpu()
         return list(zip(batch.indices.tolist(), correct.tolist(), strict=True))
 
     def score(self, measures: list[Any], unreadable: list[str]) -> KeywordEvaluation:
@@ -178,7 +167,7 @@ class KeywordTask(Task):
             load_initial_weights(model, recipe.weights, self.classes)
         return model
 
-    def training_batches(self, recipe: KeywordRecipe, batch_slice: BatchSlice) -> Batches[Batch]:
+    def training_batches(self, recipe: KeywordRecipe, batch_slice: BatchSlice) -> Batches:
         return Batches(
             self.training,
             partial(load, noise=recipe.noise),
@@ -191,12 +180,12 @@ class KeywordTask(Task):
         )
 
     def num_images(self, batch: Batch) -> int:
-        return len(batch.labels)
+        return len(batch.targets)
 
     def losses(self, batch: Batch, recipe: KeywordRecipe) -> dict[str, Tensor]:
-        logits = self.model(batch.recordings)
-        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
-        return {"loss": loss, "accuracy": (logits.argmax(1) == batch.labels).sum()}
+        logits = self.model(batch.images)
+        loss = F.cross_entropy(logits, batch.targets, reduction="sum")
+        return {"loss": loss, "accuracy": (logits.argmax(1) == batch.targets).sum()}
 
 
 ENTRY = TaskEntry(

@@ -38,17 +38,16 @@ def time_in_turn(
     repeats: int,
     seconds: float,
     unit: float = 1.0,
-    digits: int = 5,
     on_progress: Callable[[str], Any] = lambda message: None,
 ) -> dict[K, dict[str, float]]:
     """Time functions interleaved (`time_interleaved`); return median and quartiles of each, in units of seconds.
 
-    unit: such as 1e-3 for milliseconds. digits: after the point.
+    unit: such as 1e-3 for milliseconds.
     """
     samples: dict[str, list[float]] = {str(name): [] for name in runs}
     named = {str(name): run for name, run in runs.items()}
     time_interleaved(named, samples, repeats=repeats, seconds=seconds, on_progress=on_progress)
     return {
-        name: {key: round(value / unit, digits) for key, value in summarize(samples[str(name)])._asdict().items()}
+        name: {key: round(value / unit, 5) for key, value in summarize(samples[str(name)])._asdict().items()}
         for name in runs
     }

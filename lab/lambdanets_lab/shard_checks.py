@@ -97,8 +97,8 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
             if content and label is None:
                 raise InputError(f"class of {name!r} in {path} must be a number, got {content[:20]!r}")
             labels.add(label)
-            if len({label is None for label in labels}) > 1:
-                raise InputError(f"all images or none must have a class (.cls), got both up to {name!r} in {path}")
+    if None in labels and len(labels) > 1:
+        raise InputError(f"all images in {folder} or none must have a class (.cls), got both")
     if not splits["train"]:
         raise InputError(f"{folder} must have tar files of training images, got none")
     count = max((label + 1 for label in labels if label is not None), default=0)

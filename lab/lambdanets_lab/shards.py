@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from lambdanets.data.batches import permutation
 from lambdanets.data.datasets import Splits
 from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import UnreadableImage, check_readable, check_unreadable, read_image
 from lambdanets.data.labeled_images import ImageFiles, LabeledImages
+from lambdanets.data.order import permutation
 from lambdanets.data.shards import (
     SHARD_LIST,
     UNLABELED,

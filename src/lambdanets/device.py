@@ -67,8 +67,8 @@ def free_memory(
 ) -> int:
     """Return the free memory in bytes: of the GPU, or the minimum over the machine and the cgroups of this process.
 
-    cgroups: the cgroup file system, version 1 or 2.
-    membership: the file that lists the cgroups of this process.
+    cgroups: the cgroup file system, version 2.
+    membership: the file that names the cgroup of this process.
 
     Reclaimable page cache counts as free.
     """
@@ -80,24 +80,12 @@ def free_memory(
 def _free_in_cgroups(cgroups: Path, membership: Path) -> Iterator[int]:
     """Yield the free memory of each cgroup of this process that has a limit, from its own up to the root."""
     lines = membership.read_text(encoding="utf-8", errors="replace").splitlines() if membership.is_file() else []
-    for hierarchy, controllers, path in (line.split(":", 2) for line in lines):
-        if hierarchy == "0":
-            root, (limit, usage, cache) = cgroups, _CGROUP2
-        elif "memory" in controllers.split(","):
-            root, (limit, usage, cache) = cgroups / "memory", _CGROUP1
-        else:
-            continue
-        own_cgroup = root / path.lstrip("/")
-        for folder in (own_cgroup, *own_cgroup.parents):  # in a container only the root may be visible
-            if folder.is_relative_to(root) and ".." not in folder.parts:
-                maximum, current = _read_number(folder / limit), _read_number(folder / usage)
-                if maximum is not None and current is not None:
-                    yield max(0, maximum - current + (_read_number(folder / "memory.stat", cache) or 0))
-
-
-# File names of a cgroup's limit and usage, and the key of its reclaimable page cache in memory.stat.
-_CGROUP2 = ("memory.max", "memory.current", "inactive_file")
-_CGROUP1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    for folder in (cgroups / own, *(cgroups / own).parents):  # in a container only the root may be visible
+        if folder.is_relative_to(cgroups) and ".." not in folder.parts:
+            limit, used = _read_number(folder / "memory.max"), _read_number(folder / "memory.current")
+            if limit is not None and used is not None:
+                yield max(0, limit - used + (_read_number(folder / "memory.stat", "inactive_file") or 0))
 
 
 def _read_number(file: Path, key: str | None = None) -> int | None:

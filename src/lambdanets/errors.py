@@ -3,12 +3,10 @@
 import contextlib
 import difflib
 import errno
+import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import ClassVar
 
 # Failures of the machine that may occur anywhere: disk full, too many open files or processes, I/O errors.
 _MACHINE_ERRORS = {
@@ -33,20 +31,6 @@ class InputError(ValueError):
     """
 
 
-class UnreadableError(InputError):
-    """A file cannot be read. path: the file, or the name of an image in memory. reason: the cause."""
-
-    message: ClassVar[str]
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(self.message.format(path=path, reason=reason))
-        self.path = path
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type["UnreadableError"], tuple[str, str]]:
-        return type(self), (self.path, self.reason)  # by default, pickle would only keep the message
-
-
 def one_line(error: BaseException) -> str:
     """Return the message of an exception on one line without a final period, or the type's name if it is empty."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
@@ -63,13 +47,12 @@ class RankZeroFailed(Exception):  # noqa: N818 - not an error of this process
 def describe_failure(error: Exception) -> str | None:
     """Describe an error that a user can fix in one line; None for a bug, which is shown with its traceback.
 
-    A user can fix an OSError of a file outside the installed packages or of the machine, but not a closed file
-    descriptor or a missing file of a package.
+    A user can fix an OSError of a file or of the machine, but not that of a closed file descriptor.
     """
     if isinstance(error, OSError):
-        if not _is_user_fixable(error):
-            return None
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+        if isinstance(error.filename, str | bytes) and error.strerror:
+            return f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return error.strerror if error.errno in _MACHINE_ERRORS else None
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
         return "a data loading worker was killed, probably because memory ran out; use fewer --workers"
     if _is_lost_connection(error):
@@ -86,17 +69,6 @@ def _is_lost_connection(error: Exception) -> bool:
     # gloo raises a RuntimeError whose message begins with the path of one of its source files
     is_of_gloo = re.match(r"\[\S*/gloo/\S+:\d+\] ", str(error)) is not None
     return type(error).__name__ in ("DistNetworkError", "DistStoreError") or is_of_gloo
-
-
-def _is_user_fixable(error: OSError) -> bool:
-    if error.errno in _MACHINE_ERRORS:
-        return True
-    if not isinstance(error.filename, str | bytes) or error.errno is None:
-        return False
-    name = error.filename if isinstance(error.filename, str) else error.filename.decode(errors="surrogateescape")
-    installed = [Path(sysconfig.get_path(scheme)) for scheme in ("stdlib", "purelib", "platlib")]
-    installed.append(Path(__file__).parent)
-    return not any(Path(name).absolute().is_relative_to(folder) for folder in installed)
 
 
 @contextlib.contextmanager

@@ -55,20 +55,10 @@ def atomic_open(path: Path, backup: Path | None = None) -> Iterator[BinaryIO]:
             raise
 
 
-_FILE_TYPES = {
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFDIR: "a folder",
-}
-
-
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading. Raises OSError for other types such as named pipes, which may block forever."""
-    file_type = stat.S_IFMT(os.stat(path).st_mode)  # noqa: PTH116 - path may be a str
-    if file_type != stat.S_IFREG:
-        raise OSError(f"it is {_FILE_TYPES.get(file_type, 'a special file')}, not a file")
+    if not stat.S_ISREG(Path(path).stat().st_mode):
+        raise OSError("it is not a regular file")
     return Path(path).open("rb")
 
 

@@ -1,28 +1,26 @@
-"""Progress on standard error: a tqdm bar on a terminal, otherwise one line every 30 seconds."""
+"""Progress on standard error: on a terminal a line that changes, otherwise one line every 30 seconds."""
 
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from lambdanets.signals import check_signals
 from lambdanets.terminal import echo, printable
 
 Item = TypeVar("Item")
-SECONDS_PER_LINE, SECONDS_PER_BAR = 30.0, 0.2
-_running: list["Progress"] = []  # those whose block is being executed, the outermost first
+SECONDS_PER_LINE, SECONDS_PER_CHANGE = 30.0, 0.2
 
 
 class Progress:
     """A context manager that shows progress on standard error within its block.
 
-    A thread writes it, even while an item takes longer. If standard error is not a terminal, it prints lines, and
-    within the block of another Progress, such as for the tiles of an image, the line of that one shows both.
+    A thread writes it, even while an item takes longer.
 
-    total: number of items; if None, there is no bar, and the lines show the elapsed time.
+    total: number of items; if None, the elapsed time is shown.
     initial: number of items that were done before.
-    bar: False if the command prints each item anyway; then there is no bar.
     note: text about the current item; may be changed at any time, as `label` and `done` may.
     """
 
@@ -33,7 +31,6 @@ class Progress:
         unit: str = "",
         *,
         initial: int = 0,
-        bar: bool = True,
         note: str = "",
     ) -> None:
         self.label, self.total, self.unit = label, total, unit
@@ -41,26 +38,19 @@ class Progress:
         self.note = note
         self._started = time.monotonic()
         self._stopped = threading.Event()
-        self._has_bar = bar
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
-        shows_lines = not sys.stderr.isatty() and not _running
-        shows_bar = sys.stderr.isatty() and self.total is not None and self._has_bar
-        _running.append(self)
-        if shows_lines or shows_bar:
-            show = self._show_bar if shows_bar else self._print_lines
-            self._thread = threading.Thread(target=show, daemon=True)
-            self._thread.start()
+        show = self._change_line if sys.stderr.isatty() else self._print_lines
+        self._thread = threading.Thread(target=show, daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stopped.set()
-        if self in _running:  # training may end it twice
-            _running.remove(self)
         if self._thread is not None:
-            self._thread.join()  # it removes the bar from the terminal
+            self._thread.join()  # it removes the line from the terminal
 
     def update(self, count: int = 1) -> None:
         """Add `count` to the number of items done. Raises KeyboardInterrupt if a signal has arrived."""
@@ -87,25 +77,20 @@ class Progress:
     def _print_lines(self) -> None:
         stream = sys.stderr
         while not self._stopped.wait(SECONDS_PER_LINE):
-            echo("; ".join(progress.line() for progress in list(_running)), file=stream)
+            echo(self.line(), file=stream)
 
-    def _show_bar(self) -> None:
+    def _change_line(self) -> None:
         from tqdm import tqdm
 
-        speed = " [{elapsed}<{remaining}, {rate_fmt}]{postfix}"
-        bar_format = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}" + speed
-        options: dict[str, Any] = {"unit": f" {self.unit}", "leave": False, "file": sys.stderr, "dynamic_ncols": True}
-        options["desc"] = printable(self.label)
-        with tqdm(total=self.total, initial=self._initial, bar_format=bar_format, **options) as bar:
-            while not self._stopped.wait(SECONDS_PER_BAR):
-                bar.total, bar.n = self.total, self.done
-                bar.set_description_str(printable(self.label), refresh=False)
-                bar.set_postfix_str(printable(self.note))
+        with tqdm(bar_format="{desc}", leave=False, file=sys.stderr) as line:
+            while not self._stopped.wait(SECONDS_PER_CHANGE):
+                width = shutil.get_terminal_size().columns - 1
+                line.set_description_str(printable(self.line())[:width])
 
 
-def track(items: Iterable[Item], label: str, total: int, unit: str, *, bar: bool = True) -> Iterator[Item]:
+def track(items: Iterable[Item], label: str, total: int, unit: str) -> Iterator[Item]:
     """Iterate over the items and show progress."""
-    with Progress(label, total, unit, bar=bar) as progress:
+    with Progress(label, total, unit) as progress:
         for item in items:
             yield item
             progress.update()

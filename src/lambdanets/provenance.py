@@ -21,18 +21,14 @@ def provenance(other_versions: Mapping[str, str | None] = MappingProxyType({})) 
 
 def commit() -> str | None:
     """Return the git commit of the source tree, with "-dirty" if it has changes; None for an installed package."""
-    source = Path(__file__).parent
-    try:
-        command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        tracked = subprocess.run(
-            ["git", "-C", str(source), "ls-files", "--error-unmatch", "provenance.py"],
-            capture_output=True,
-            check=False,
-        )
-        described = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
         return None
-    return described.stdout.strip() or None if tracked.returncode == 0 else None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+    except OSError:  # git is not installed
+        return None
 
 
 def versions() -> dict[str, str]:

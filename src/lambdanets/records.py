@@ -115,28 +115,11 @@ def parse_json(content: bytes | str, kind: type[T], problem: str, advice: str = 
     with reraise_as_input_error(problem, advice):
         validator: TypeAdapter[T] = adapter(cast(Any, kind))  # mypy does not see that a type is hashable
         text = content if isinstance(content, str) else content.decode()
-        if not re.search(r"\\u[dD][89a-fA-F]", text):
-            return validator.validate_json(text, strict=True, extra="ignore")
-        replaced = json.dumps(json.loads(text), ensure_ascii=False).translate(_REPLACED)
-        return _restore_surrogates(validator.validate_json(replaced, strict=True, extra="ignore"))
-
-
-# Lone surrogates, as in file names that are not UTF-8, which pydantic's parser refuses: code points of private use.
-_REPLACED = {0xD800 + i: 0x10F800 + i for i in range(2048)}
-_RESTORED = {private: surrogate for surrogate, private in _REPLACED.items()}
-
-
-def _restore_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.translate(_RESTORED)
-    if isinstance(value, dict):
-        return {_restore_surrogates(key): _restore_surrogates(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(map(_restore_surrogates, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _restore_surrogates(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return dataclasses.replace(value, **fields)
-    return value
+        if re.search(
+            r"\\u[dD][89a-fA-F]", text
+        ):  # surrogates, as in file names that are not UTF-8; pydantic refuses them
+            return validator.validate_python(json.loads(text), strict=False, extra="ignore")
+        return validator.validate_json(text, strict=True, extra="ignore")
 
 
 def shared_fields(source: Any, kind: type[Any]) -> dict[str, Any]:

@@ -42,17 +42,7 @@ def format_mean(values: Sequence[float]) -> str:
 
 
 def csv_table(rows: Iterable[Iterable[object]]) -> str:
-    """Format rows as CSV. A name that spreadsheets would run as a formula, such as "=A1.png", gets an apostrophe."""
+    """Format rows as CSV."""
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([_without_formula(cell) for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
-
-
-def _without_formula(cell: object) -> object:
-    if not isinstance(cell, str) or len(cell) < 2 or cell[0] not in "=+-@\t\r":
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell

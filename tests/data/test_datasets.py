@@ -1,5 +1,4 @@
 import os
-import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -47,25 +46,12 @@ def test_validation_has_the_class_indices_of_training(tmp_path: Path) -> None:
     splits = open_splits(str(tmp_path))
     assert splits.validation.labels == [1]
     assert splits.validation.load(0)[1] == 1
-    (tmp_path / "val/b").rename(tmp_path / "val/zebra")
+    write_classes(tmp_path / "val", zebra=1)
     with pytest.raises(InputError, match=r"among the 2 of training \('a', 'b'\), got 'zebra'"):
         open_splits(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"validation_share": 0.0}, r"^validation_share must be .*, got"),
-        ({"data": "nowhere/at/all"}, "got 'nowhere/at/all', which does not exist"),
-        ({"root": "somewhere"}, r"data_root is for timm datasets .*, got data 'digits'"),
-    ],
-)
-def test_arguments_that_name_no_data_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        open_splits(**{"data": "digits"} | options)
-
-
-def test_data_without_classes_of_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_are_missing_or_without_classes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("empty/cat", "flat"):
         Path(folder).mkdir(parents=True)
@@ -75,6 +61,7 @@ def test_data_without_classes_of_images_are_refused(tmp_path: Path, monkeypatch:
     write_classes(Path("one"), cat=5)
     write_classes(Path("rare"), common=5, rare=1)
     for data, message in {
+        "nowhere/at/all": "got 'nowhere/at/all', which does not exist",
         "empty": "one sub-folder of images per class, got no images",
         "flat": "one sub-folder of images per class, got images outside",
         "all.tar.gz": r"a folder of images or an uncompressed \.tar, got",
@@ -84,6 +71,10 @@ def test_data_without_classes_of_images_are_refused(tmp_path: Path, monkeypatch:
     }.items():
         with pytest.raises(InputError, match=message):
             open_splits(data)
+    with pytest.raises(InputError, match=r"^validation_share must be .*, got"):
+        open_splits("digits", validation_share=0.0)
+    with pytest.raises(InputError, match=r"data_root is for timm datasets .*, got data 'digits'"):
+        open_splits("digits", root="somewhere")
 
 
 def test_subset_of_training_images_is_stratified_and_keeps_validation(tmp_path: Path) -> None:
@@ -109,11 +100,3 @@ def test_all_images_of_a_set_without_validation_are_evaluated(tmp_path: Path) ->
     write_classes(tmp_path / "both/train", a=3, b=2)
     write_classes(tmp_path / "both/val", a=1, b=1)
     assert len(open_evaluation_images(str(tmp_path / "both")).images) == 2
-
-
-def test_a_test_tar_next_to_a_validation_tar_is_evaluated(tmp_path: Path) -> None:
-    for name, count in (("test", 3), ("val", 1)):
-        folder = write_classes(tmp_path / name, a=count, b=count)
-        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
-            tar.add(folder, arcname=".")
-    assert len(open_evaluation_images(str(tmp_path / "test.tar")).images) == 6

@@ -71,6 +71,7 @@ READABLE = {
     "gray16_zstd_bigtiff.tif": (tiff(deep(GRAY), compression="zstd", bigtiff=True), GRAY),
     "gray32.tif": (tiff(deep(GRAY).astype(np.int32)), GRAY),
     "float.tif": (tiff(GRAY.astype(np.float32) / 255), GRAY),
+    "half.tif": (tiff(GRAY.astype(np.float32) / 510), np.rint(GRAY.astype(np.float64) / 510 * 255)),
     "rgb16.png": (png(deep(RGB)), RGB),
     "rgb16.tif": (tiff(deep(RGB), "rgb"), RGB),
     "la8.png": (png(GRAY_ALPHA), on_white(GRAY_ALPHA)),
@@ -96,7 +97,9 @@ INVISIBLE = "its alpha is 0 everywhere"
 UNREADABLE = {
     "stack8.tif": (tiff(STACK, metadata={"axes": "ZYX"}), CHOOSE),
     "samples.tif": (tiff(np.moveaxis(STACK, 0, 2), planarconfig="contig"), CHOOSE),
-    "nan.tif": (tiff(np.full((9, 11), np.nan, np.float32)), "must be in"),
+    "nan.tif": (tiff(np.full((9, 11), np.nan, np.float32)), r"its floats must be in 0\.\.1, got nan to nan;"),
+    "float255.tif": (tiff(GRAY.astype(np.float32)), r"its floats must be in 0\.\.1, got .*; convert the images"),
+    "int17.tif": (tiff(deep(GRAY).astype(np.int32) * 2), r"its integers must be in 0\.\.65535, got"),
     "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors have more than 8 bits"),
     "invisible_rgba16.png": (png(deep(invisible(RGB_ALPHA))), INVISIBLE),
     "postscript.png": (pillow(RGB, "EPS"), "not an image of a known format"),

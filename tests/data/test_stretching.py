@@ -1,13 +1,10 @@
 """Stretched images do not depend on the number of bits, the gain and the offset of the camera."""
 
-import csv
-
 import numpy as np
 import pytest
 import tifffile
 from PIL import Image
 
-from lambdanets.cli import main
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.pixels import BRIGHT_BACKGROUND, BRIGHT_OBJECTS, DARK_BACKGROUND, to_8_bits
 
@@ -79,14 +76,3 @@ def test_values_that_are_not_finite_are_refused(value, tmp_path):
     pixels[3, 3] = value
     with pytest.raises(UnreadableImage, match="must be finite"):
         read_image(write(tmp_path / "a.tif", pixels), stretch=True)
-
-
-def test_nuclei_are_counted_alike_in_files_of_8_and_16_bits_and_with_offsets(tmp_path):
-    (tmp_path / "images").mkdir()
-    for name in ("plus5.png", "plus60.png", "twelve_bits.tif"):
-        write(tmp_path / "images" / name, VARIANTS[name](nuclei()))
-    command = ["predict", "nuclei", str(tmp_path / "images"), "--no-figures", "--out", str(tmp_path / "out")]
-    assert main(command) == 0
-    rows = list(csv.DictReader((tmp_path / "out/objects.csv").open()))
-    counts = {path.name: sum(row["image"] == str(path) for row in rows) for path in (tmp_path / "images").iterdir()}
-    assert set(counts.values()) == {16}, counts

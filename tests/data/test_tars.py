@@ -18,15 +18,6 @@ def header_offsets(tar: bytes) -> list[int]:
         return [member.offset for member in members] + [archive.offset]
 
 
-def test_a_tar_and_its_validation_tar_become_the_splits(tmp_path: Path) -> None:
-    tar = write_tar(tmp_path / "train.tar", {f"train/{name}": content for name, content in FILES.items()})
-    write_tar(tmp_path / "val.tar", {"val/b/0.png": png(value=9)})
-    splits = open_splits(str(tar))
-    assert splits.classes == ("a", "b")
-    assert [splits.train.load(index)[0].getpixel((0, 0)) for index in range(8)] == [0, 1, 2, 3] * 2
-    assert (splits.validation.load(0)[1], splits.validation.name(0)) == (1, f"{tmp_path}/val.tar/val/b/0.png")
-
-
 def test_nested_tars_are_classes_and_validation_is_held_out_of_them(tmp_path: Path) -> None:
     nested = write_tar(tmp_path / "a.nested", {f"{i}.png": png(value=40 + i) for i in range(4)}).read_bytes()
     splits = open_splits(str(write_tar(tmp_path / "all.tar", {"a.tar": nested, "b.tar": nested})))

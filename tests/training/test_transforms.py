@@ -5,8 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.data.labeled_images import normalize
-from lambdanets.data.transforms import center_square
+from lambdanets.data.transforms import center_square, normalize
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.classification.task import make_transform
 
@@ -17,7 +16,7 @@ def test_transforms_return_squares_of_the_image_size(channels, training):
     recipe = replace(DIGITS, channels=channels, image_size=12)
     image = Image.new("L" if channels == 1 else "RGB", (31, 17), 128 if channels == 1 else (128, 128, 128))
     evaluate = recipe.preprocessing.transform()
-    tensor = normalize(make_transform(recipe)(image), recipe.preprocessing) if training else evaluate(image)
+    tensor = normalize(make_transform(recipe)(image), recipe.mean, recipe.std) if training else evaluate(image)
     assert tensor.shape == (channels, 12, 12)
     torch.testing.assert_close(tensor, torch.full_like(tensor, (128 / 255 - 0.5) / 0.25))
 

@@ -60,9 +60,9 @@ class Int8Data:
         """Yield images padded to the batch size, and labels without the padding."""
         with ClassificationEvaluator(self.classifier, images).batches(self.batch_size) as batches:
             for batch in batches:
-                if count := len(batch.labels):
+                if count := len(batch.targets):
                     padding = batch.images[:1].expand(self.batch_size - count, -1, -1, -1)
-                    yield torch.cat((batch.images, padding)), batch.labels
+                    yield torch.cat((batch.images, padding)), batch.targets
 
 
 def open_int8_data(model: Classifier, data: str, batch_size: int) -> Int8Data:

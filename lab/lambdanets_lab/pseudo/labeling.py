@@ -137,7 +137,7 @@ def _label(
     unreadable: list[str] = []
     for batch in batches:
         unreadable += batch.unreadable
-        if len(batch.labels):
+        if len(batch.targets):
             top = classifier.probabilities(batch.images).topk(top_k)
             positions.append(batch.indices.numpy())
             classes.append(top.indices.numpy())

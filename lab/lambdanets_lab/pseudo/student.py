@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.batches import WINDOW, BatchSlice, Order
+from lambdanets.data.batches import Batch
 from lambdanets.data.datasets import open_splits, subset
-from lambdanets.data.labeled_images import Batch, ImageBatches, LabeledImages
+from lambdanets.data.labeled_images import ImageBatches, LabeledImages
+from lambdanets.data.order import WINDOW, BatchSlice, Order
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.files import nfc
@@ -202,5 +203,5 @@ class StudentTask(ClassificationTask):
     def losses(self, batch: Batch, recipe: Any) -> dict[str, Tensor]:
         """Return the losses of a batch whose labels are class probabilities."""
         logits = self.logits(batch)
-        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
-        return {"loss": loss, "top1": (logits.argmax(1) == batch.labels.argmax(1)).sum()}
+        loss = F.cross_entropy(logits, batch.targets, reduction="sum")
+        return {"loss": loss, "top1": (logits.argmax(1) == batch.targets.argmax(1)).sum()}

@@ -126,7 +126,7 @@ def _predict(
         echo(f"resuming: {journal.num_resumed} of {len(paths)} images are done", file=sys.stderr)
     done = {row["path"] for row in journal.entries}
     remaining = [path for path in paths if str(path) not in done]
-    predictions = track(predict(remaining), "predicting", len(remaining), "images", bar=not sys.stdout.isatty())
+    predictions = track(predict(remaining), "predicting", len(remaining), "images")
     for path, image, prediction in predictions:
         row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, options)
         journal.add({"path": str(path)} | row)

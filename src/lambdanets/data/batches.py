@@ -3,36 +3,47 @@
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from lambdanets.data.images import UnreadableImage
+from lambdanets.data.order import BatchSlice, Order, derive_seeds
 from lambdanets.errors import InputError
 from lambdanets.signals import SIGNALS, exit_with_parent
 
-WINDOW = 8  # number of shards that are open at a time and shuffled together, for example 8 x 10,000 images
 _KILL_AFTER = 3.0  # seconds after which workers that have not exited are killed
 
 
 class Sample(NamedTuple):
-    """A loaded image.
+    """An image: (image, target), or None if it cannot be read; its index; "name: reason" if it cannot be read."""
 
-    content: the result of `load`, or None if the image cannot be read.
-    image_index: index of the image in its set.
-    unreadable: "name: reason" if the image cannot be read, else "".
+    content: tuple[Any, Any] | None
+    image_index: int
+    unreadable: str
+    step_images: int
+
+
+class Batch(NamedTuple):
+    """A batch of b images.
+
+    images, targets: the result of `collate`, without images that could not be read.
+    indices: (b,) int64, of the images in the set.
+    unreadable: "name: reason" of each image that could not be read.
     step_images: number of images in the whole step, over all ranks and micro-batches.
     """
 
-    content: Any
-    image_index: int
-    unreadable: str
+    images: Any
+    targets: Any
+    indices: Tensor
+    unreadable: list[str]
     step_images: int
 
 
@@ -42,81 +53,23 @@ class _Key(NamedTuple):
     step_images: int
 
 
-BatchT = TypeVar("BatchT")
-# load(images, index) returns the content of a sample, or raises UnreadableImage
-Load = Callable[[Any, int], Any]
+# load(images, index) returns an image and its target, or raises UnreadableImage
+Load = Callable[[Any, int], tuple[Any, Any]]
+# collate(images, targets) returns the images and the targets of a batch, of which there may be none
+Collate = Callable[[list[Any], list[Any]], tuple[Any, Any]]
 
 
-@dataclass(frozen=True)
-class BatchSlice:
-    """The images of each global batch that a rank takes, and the number of micro-batches in which it processes them.
-
-    min_micro_batch: minimum number of training images per micro-batch.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    accumulation_steps: int = 1
-    min_micro_batch: int = 1
-
-    def count(self, stop: int) -> int:
-        """Return how many of the positions in range(stop) this rank takes, which are rank, rank + world_size, ..."""
-        return len(range(self.rank, stop, self.world_size))
+def keep_lists(images: list[Any], targets: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Collate images of different sizes."""
+    return images, targets
 
 
-class Order:
-    """The images of each training step on a rank, which depend only on the seed and the epoch.
-
-    If the images are in files, each rank takes every world_size-th index of one permutation. If they are in shards of
-    `images.shard_sizes` images, each rank takes a contiguous range of the permuted shards, so two ranks read the same
-    shard only at the boundary of their ranges.
-
-    min_images: minimum number of images per step. The last step of an epoch may be smaller than batch_size; it is
-    dropped if it has fewer. Raises InputError if batch_size or the number of images is less.
-    """
-
-    def __init__(self, images: Sized, batch_size: int, seed: int, batch_slice: BatchSlice, min_images: int = 1) -> None:
-        if len(images) < min_images:
-            raise InputError(f"number of training images must be at least {min_images}, got {len(images)}")
-        if batch_size < min_images:
-            raise InputError(
-                f"batch_size must be at least {min_images} for {batch_slice.world_size} ranks and "
-                f"{batch_slice.accumulation_steps} accumulation steps, got {batch_size}"
-            )
-        self.num_images, self.batch_size, self.batch_slice = len(images), batch_size, batch_slice
-        full_steps, remainder = divmod(len(images), batch_size)
-        self.steps_per_epoch = full_steps + (remainder >= min_images)
-        self._shard_sizes: Sequence[int] | None = getattr(images, "shard_sizes", None)
-        self._seed = seed
-        self._cached: tuple[int, np.ndarray] | None = None
-
-    def step(self, epoch: int, step: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the (epoch, image index) of this rank's images in a step, and the number of images of all ranks."""
-        start = step * self.batch_size
-        count = min(self.batch_size, self.num_images - start)
-        local = slice(self.batch_slice.count(start), self.batch_slice.count(start + count))
-        return [(epoch, index) for index in self.epoch(epoch)[local].tolist()], count
-
-    def epoch(self, epoch: int) -> np.ndarray:
-        """Return the indices of this rank's images in an epoch, int64."""
-        if self._cached is None or self._cached[0] != epoch:
-            rank, world_size = self.batch_slice.rank, self.batch_slice.world_size
-            if self._shard_sizes is None:
-                order = permutation(self.num_images, self._seed, epoch)[rank::world_size]
-            else:
-                start = sum(BatchSlice(lower, world_size).count(self.num_images) for lower in range(rank))
-                positions = range(start, start + self.batch_slice.count(self.num_images))
-                order = windowed_permutation(self._shard_sizes, self._seed, epoch, positions)
-            self._cached = epoch, order
-        return self._cached[1]
-
-
-class Batches(Generic[BatchT]):
+class Batches:
     """A DataLoader over a set of images that can resume in the middle of an epoch.
 
     images: a set with `len(images)` and `images.name(index)`, for messages.
-    load: load(images, index) returns the content of a sample, or raises UnreadableImage.
-    collate: makes a batch from a list of samples.
+    load: load(images, index) returns an image and its target, or raises UnreadableImage.
+    collate: collate(images, targets) makes those of a batch, by default lists.
     batch_size: images per training step, over all ranks and micro-batches.
     batch_slice: the rank, world size, number of accumulation steps and smallest micro-batch.
     order: the images of each training step; by default `Order`.
@@ -141,12 +94,12 @@ class Batches(Generic[BatchT]):
         self,
         images: Any,
         load: Load,
-        collate: Callable[[list[Sample]], BatchT],
+        collate: Collate = keep_lists,
         *,
         batch_size: int,
-        seed: int,
-        training: bool,
-        workers: int,
+        seed: int = 0,
+        training: bool = False,
+        workers: int = 0,
         batch_slice: BatchSlice | None = None,
         order: Order | None = None,
     ) -> None:
@@ -165,7 +118,7 @@ class Batches(Generic[BatchT]):
             indices = range(batch_slice.rank, len(images), ranks)
             size = max(1, batch_size // (ranks * self.accumulation_steps))
             self._validation = [indices[first : first + size] for first in range(0, len(indices), size)]
-        self.collate = collate
+        self.collate = partial(_collate, collate=collate)
         self._sampler = _Sampler()
         self._dataset = _SampleDataset(images, load, seed)
         self._loader = DataLoader(
@@ -173,7 +126,7 @@ class Batches(Generic[BatchT]):
             batch_sampler=self._sampler,
             num_workers=workers,
             persistent_workers=workers > 0,  # workers have no state, because keys include the epoch
-            collate_fn=collate,
+            collate_fn=self.collate,
             worker_init_fn=_init_worker,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # otherwise each epoch would draw from the global generator
@@ -188,7 +141,7 @@ class Batches(Generic[BatchT]):
         """The number of batches of an epoch on this rank."""
         return len(self._validation) if self._order is None else self.steps_per_epoch * self.accumulation_steps
 
-    def __iter__(self) -> Iterator[BatchT]:
+    def __iter__(self) -> Iterator[Batch]:
         if self._order is None:
             self._sampler.keys = ([_Key(0, index, 0) for index in batch] for batch in self._validation)
         else:
@@ -254,6 +207,14 @@ class Batches(Generic[BatchT]):
         self._num_yielded = state["steps"] * self.accumulation_steps
 
 
+def _collate(samples: list[Sample], collate: Collate) -> Batch:
+    readable = [(*sample.content, sample.image_index) for sample in samples if sample.content is not None]
+    images, targets = collate([image for image, _, _ in readable], [target for _, target, _ in readable])
+    indices = torch.tensor([index for _, _, index in readable], dtype=torch.int64)
+    unreadable = [sample.unreadable for sample in samples if sample.content is None]
+    return Batch(images, targets, indices, unreadable, samples[0].step_images)
+
+
 class _Sampler:
     """A batch sampler that yields the keys of the current epoch."""
 
@@ -301,41 +262,3 @@ def _init_worker(worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     exit_with_parent()  # PyTorch checks the parent only between batches, not while a worker hangs in an image
-
-
-def derive_seeds(seed: int, *spawn_key: int) -> list[int]:
-    """Derive two 64-bit seeds from a seed and a key such as (epoch, index). Adding the key would cause collisions."""
-    return np.random.SeedSequence(seed, spawn_key=spawn_key).generate_state(2, np.uint64).tolist()
-
-
-def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the random permutation of range(count) for an epoch, int64 (count,)."""
-    return torch.randperm(count, generator=_generator(seed, epoch)).numpy()
-
-
-def windowed_permutation(shard_sizes: Sequence[int], seed: int, epoch: int, positions: range) -> np.ndarray:
-    """Return random image indices, int64, that are read from only WINDOW shards at a time.
-
-    shard_sizes: number of images in each shard.
-    positions: of the images in the sequence of permuted shards. The images of each WINDOW consecutive shards at these
-        positions are shuffled together, independently of all others.
-    """
-    generator = _generator(seed, epoch)
-    sizes = np.asarray(shard_sizes, dtype=np.int64)
-    shards = torch.randperm(len(sizes), generator=generator).numpy()
-    first_indices = np.cumsum(sizes) - sizes  # of each shard
-    stops = np.cumsum(sizes[shards])  # end positions of the permuted shards
-    ranges = [
-        np.arange(max(positions.start, start), min(positions.stop, stop)) + (first_indices[shard] - start)
-        for shard, start, stop in zip(shards, stops - sizes[shards], stops, strict=True)
-        if start < positions.stop and stop > positions.start
-    ]
-    windows = []
-    for first in range(0, len(ranges), WINDOW):
-        images = np.concatenate(ranges[first : first + WINDOW])
-        windows.append(images[torch.randperm(len(images), generator=generator).numpy()])
-    return np.concatenate(windows)
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    return torch.Generator().manual_seed(derive_seeds(seed, epoch)[0])

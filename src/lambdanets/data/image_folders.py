@@ -142,36 +142,21 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
         names = {parse_name(name) for name in root.folders}
         if len(names) > 1 and all(name.role for name in names) and len({name.rest for name in names}) == 1:
             raise _ambiguous(root, source)
-        trains = [folder for name, folder in root.folders.items() if parse_name(name) == Name(TRAIN, ())]
-        if any(_enter(folder).folders for folder in trains):
+        if any(_enter(root.folders[name]).folders for name in root.folders if parse_name(name) == Name(TRAIN, ())):
             raise _ambiguous(root, source)
         return None
     entered = {name: _enter(root.folders[name]) for name in chain.from_iterable(groups[0].values())}
-    labeled = {role: [name for name in groups[0].get(role, ()) if _has_classes(name, entered[name])] for role in _ROLES}
-    validation = labeled[VALIDATION] or labeled[TEST]
-    if not labeled[TRAIN]:
-        raise InputError(
-            f"'{source}' must have class folders, got images directly in {', '.join(sorted(entered))}, which may be "
-            "splits or classes; make a folder for each class in each split, or rename the classes"
-        )
-    for same in (labeled[TRAIN], validation):
-        if len(same) > 1:
-            raise InputError(f"'{source}' must have one folder per split, got {', '.join(same)}; move all but one away")
-    used = labeled[TRAIN] + validation
+    trains = [name for name in groups[0][TRAIN] if len(entered[name].folders) > 1]
+    classes = {name for train in trains for name in entered[train].folders}
+    # a single folder of another name, such as "images", is not a class
+    labeled = [name for name in entered if len(entered[name].folders) > 1 or entered[name].folders.keys() & classes]
+    validation = [[name for name in groups[0].get(role, ()) if name in labeled] for role in (VALIDATION, TEST)]
+    used = trains + (validation[0] or validation[1])
+    if len(trains) != 1 or len(used) > 2:
+        raise _ambiguous(root, source)
     for name in root.folders.keys() - used:
-        has_classes = name not in entered or _has_classes(name, entered[name])
-        reason = "which is not used" if has_classes else "which has no class folders"
-        left_out[f"in {name}, {reason}"] += len(root.folders[name].files)
-    return entered[used[0]], entered[used[1]] if validation else None
-
-
-def _has_classes(name: str, split: _Folder) -> bool:
-    """Whether a split has class folders. A single folder such as "images", or of the split's name, is not a class."""
-    if len(split.folders) != 1:
-        return bool(split.folders)
-    (only,) = split.folders
-    is_wrapper = only.lower() == name.lower() or (any(map(str.isalpha, only)) and not parse_name(only).rest)
-    return not is_wrapper
+        left_out[f"in {name}, which is not used"] += len(root.folders[name].files)
+    return entered[used[0]], entered[used[1]] if len(used) > 1 else None
 
 
 def _find_splits_in_classes(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
@@ -197,11 +182,7 @@ def _check_classes(root: _Folder, source: str) -> None:
     """
     for folder in chain.from_iterable(folder.walk() for folder in root.folders.values()):
         if _split_names(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
-            path = "/".join((source, *folder.path))
-            raise InputError(
-                f"'{source}' must have class folders or splits, got another data set in '{path}'; use the path of one "
-                "data set, or move the images of each class directly into its folder"
-            )
+            raise _ambiguous(folder, source)
     inner = [set(_enter(folder).folders) for folder in root.folders.values() if not folder.has_images]
     inner = [names for names in inner if names]
     if len(inner) > 1:
@@ -211,12 +192,10 @@ def _check_classes(root: _Folder, source: str) -> None:
 
 
 def _ambiguous(root: _Folder, source: str) -> InputError:
-    inner = sorted({name for folder in root.folders.values() for name in _enter(folder).folders})
-    classes = f" of the classes {first_few(inner)}" if inner else ""
     return InputError(
         f"'{'/'.join((source, *root.path))}' must have folders that are either splits or classes, got "
-        f"{first_few(sorted(root.folders))}, which may be splits{classes}, or classes; rename the splits to train and "
-        "val, or move the images of each class directly into its folder"
+        f"{first_few(sorted(root.folders))}; give the path of one data set that has a folder for each class, or "
+        "folders train and val with a folder for each class"
     )
 
 

@@ -12,7 +12,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from lambdanets.data.pixels import convert_image, to_image
 from lambdanets.data.tiff import HEADERS as TIFF_HEADERS
 from lambdanets.data.tiff import read_tiff
-from lambdanets.errors import EXTRAS, InputError, UnreadableError, one_line
+from lambdanets.errors import EXTRAS, InputError, one_line
 from lambdanets.files import open_regular
 
 # Pillow's formats of pixels, the most frequent first. Its others are vector graphics (EPS starts Ghostscript), videos,
@@ -30,10 +30,16 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
-class UnreadableImage(UnreadableError):  # noqa: N818 - it describes the image
-    """An image cannot be read. path: its file, or the name of an image in memory."""
+class UnreadableImage(InputError):  # noqa: N818 - it describes the image
+    """An image cannot be read. path: its file, or the name of an image in memory. reason: the cause."""
 
-    message = "cannot read the image {path}: {reason}"
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"cannot read the image {path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["UnreadableImage"], tuple[str, str]]:
+        return type(self), (self.path, self.reason)  # by default, pickle would only keep the message
 
 
 def read_image(

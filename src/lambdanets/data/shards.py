@@ -6,19 +6,19 @@ import importlib
 import io
 import os
 import tarfile
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 from PIL import Image
 from pydantic import Field
 
-from lambdanets.data.batches import WINDOW
 from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.labeled_images import LabeledImages
+from lambdanets.data.order import WINDOW
 from lambdanets.data.tars import TarSamples, split_name
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import open_regular
@@ -27,16 +27,8 @@ from lambdanets.records import parse_json
 SHARD_LIST = "shards.json"
 REMOTE_STORE = "lambdanets_lab.remote"  # module with `RemoteStore`, a `Store` at a URL
 UNLABELED = -1
-_RETRY_SECONDS = 300.0  # after which an unreadable shard is opened again
 _MAX_OPEN = 2 * WINDOW  # shards; two windows, because workers do not finish a window at the same time
 _Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into int64
-
-
-class _Unreadable(NamedTuple):
-    """Stands for a shard that could not be opened. retry_at: when it is opened again, in monotonic seconds."""
-
-    reason: str
-    retry_at: float
 
 
 @dataclass(frozen=True)
@@ -135,7 +127,7 @@ def open_shards(location: str) -> tuple[dict[str, "ShardedImages"], tuple[str, .
     return splits, content.classes
 
 
-class ShardedImages:
+class ShardedImages(LabeledImages):
     """The images of shards, in order. Only the list of shards and the indexes of a few open shards are in memory.
 
     A shard is downloaded, opened and indexed on first use. The most recently used shards stay open. Instances can be
@@ -149,7 +141,7 @@ class ShardedImages:
         self._shards = tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
         # open shards, or the reasons why they are unreadable; the least recently used first
-        self._open_shards: OrderedDict[int, TarSamples | _Unreadable] = OrderedDict()
+        self._open_shards: OrderedDict[int, TarSamples | str] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -165,7 +157,7 @@ class ShardedImages:
         return [shard.name for shard in self._shards]
 
     @property
-    def labels(self) -> np.ndarray:
+    def labels(self) -> np.ndarray:  # type: ignore[override]  # read on demand
         """The label of each image, int64 (n,). Reads all shards at each access. Raises UnreadableImage."""
         if not self.classes:
             return np.full(len(self), UNLABELED)
@@ -178,13 +170,10 @@ class ShardedImages:
         return hashlib.sha256(f"{self.classes!r}\n{lines}".encode()).hexdigest()
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        """Decode an image and return it with its label. Raises UnreadableImage, also for an unreadable shard."""
-        shard, position = self._find(index)
-        label = self._label(shard, position) if self.classes else UNLABELED
-        return read_image(io.BytesIO(shard.image(position)), shard.name(position)), label
+        label = self._label(*self._find(index)) if self.classes else UNLABELED
+        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), label
 
     def file(self, index: int) -> tuple[bytes, str]:
-        """Return the encoded bytes of an image and their suffix. Raises UnreadableImage for an unreadable shard."""
         shard, position = self._find(index)
         return shard.image(position), PurePosixPath(shard.names[position]).suffix.lower()
 
@@ -223,18 +212,17 @@ class ShardedImages:
         """Open a shard. position: of the image, for the error."""
         shard = self._shards[number]
         path = self._store.path(shard.name)
-        samples = self._open_shards.get(number)
-        if samples is None or (isinstance(samples, _Unreadable) and time.monotonic() >= samples.retry_at):
+        if number not in self._open_shards:
             try:
                 self._open_shards[number] = TarSamples(path, self._store.open(shard), shard.images)
             except (tarfile.TarError, OSError) as error:
-                self._open_shards[number] = _Unreadable(_reason(error), time.monotonic() + _RETRY_SECONDS)
+                self._open_shards[number] = _reason(error)
             if len(self._open_shards) > _MAX_OPEN:
                 self._open_shards.popitem(last=False)
         self._open_shards.move_to_end(number)
         samples = self._open_shards[number]
-        if isinstance(samples, _Unreadable):
-            raise UnreadableImage(f"{path}, image {position}", samples.reason)
+        if isinstance(samples, str):
+            raise UnreadableImage(f"{path}, image {position}", samples)
         return samples
 
     def _label(self, shard: TarSamples, position: int) -> int:

@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
 
 from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, ImageSet, find_splits, parse_name
 from lambdanets.data.image_search import describe_suffix, image_suffixes, is_image_name
-from lambdanets.data.images import read_file, read_image
+from lambdanets.data.images import read_file
+from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import is_hidden, open_regular
 
@@ -117,7 +117,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class TarImages:
+class TarImages(LabeledImages):
     """Images in one tar file. members: name, offset and length in bytes of each image.
 
     The file is opened for each image, because forked workers would share the position of an open file.
@@ -126,12 +126,6 @@ class TarImages:
     path: Path
     members: Sequence[tuple[str, int, int]]
     labels: Sequence[int]
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), self.labels[index]
 
     def file(self, index: int) -> tuple[bytes, str]:
         name, start, length = self.members[index]

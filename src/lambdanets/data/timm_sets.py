@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.labeled_images import ImagesWithoutFiles, LabeledImages
+from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.pixels import convert_image
 from lambdanets.errors import InputError, one_line
 
@@ -17,7 +17,7 @@ _PREFIXES = ("torch", "hfds")  # timm's other sets have no random access
 
 
 @dataclass(frozen=True)
-class IndexedImages(ImagesWithoutFiles):
+class IndexedImages(LabeledImages):
     """Images of a torchvision dataset or a timm reader, whose items are (image or binary file, label)."""
 
     items: Any

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from lambdanets.data.batches import BatchSlice
+from lambdanets.data.batches import Batch
 from lambdanets.data.datasets import (
     ImageSet,
     LabeledImages,
@@ -21,7 +21,8 @@ from lambdanets.data.datasets import (
     open_splits,
     remap_labels,
 )
-from lambdanets.data.labeled_images import Batch, ImageBatches
+from lambdanets.data.labeled_images import ImageBatches
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ClassifierCard
@@ -119,16 +120,14 @@ class ClassificationEvaluator(Evaluator):
             preprocessing.transform(),
             channels=preprocessing.channels,
             batch_size=batch_size,
-            seed=0,
-            training=False,
             workers=workers,
             batch_slice=batch_slice,
         )
 
     def measure(self, batch: Batch) -> list[Any]:
-        if not len(batch.labels):
+        if not len(batch.targets):
             return []
-        logits, labels = self.predictor.logits(batch.images), batch.labels.cpu()
+        logits, labels = self.predictor.logits(batch.images), batch.targets.cpu()
         confidence, predicted = logits.softmax(dim=1).max(dim=1)
         losses = F.cross_entropy(logits, labels, reduction="none")
         columns = (batch.indices, labels, predicted, confidence, losses)

@@ -12,11 +12,12 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from lambdanets.data.batches import Batches, BatchSlice
+from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, Category
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.coco.loader import AnnotatedBatch, evaluation_batches, image_to_tensor, load_image
+from lambdanets.data.coco.loader import image_to_tensor, load_image
 from lambdanets.data.coco.sets import open_validation, open_with_categories
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import CocoCard
@@ -50,10 +51,8 @@ class CocoEvaluator(Evaluator):
     images: AnnotatedImages
     load = staticmethod(load_image)
 
-    def batches(
-        self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None
-    ) -> Batches[AnnotatedBatch]:
-        return evaluation_batches(self.images, batch_size, workers, batch_slice, self.load)
+    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches:
+        return Batches(self.images, self.load, batch_size=batch_size, workers=workers, batch_slice=batch_slice)
 
     @torch.compiler.set_stance("force_eager")  # images differ in size
     def draw(self, evaluation: Any, folder: Path) -> None:

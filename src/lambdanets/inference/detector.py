@@ -10,8 +10,8 @@ from typing import Any
 from PIL.Image import Image, fromarray
 from torch import Tensor
 
+from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import AnnotatedBatch
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
@@ -69,7 +69,7 @@ class DetectionEvaluator(CocoEvaluator):
 
     predictor: "Detector"
 
-    def measure(self, batch: AnnotatedBatch) -> list[Any]:
+    def measure(self, batch: Batch) -> list[Any]:
         detections = self.predictor.infer_tensors(batch.images) if batch.images else []
         annotated, category_ids = self.images.annotations.images, self.predictor.card.category_ids
         return [

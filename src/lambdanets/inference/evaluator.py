@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from pydantic import PositiveInt
 
-from lambdanets.data.batches import Batches, BatchSlice
+from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import describe_classes, describe_left_out
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.inference.loading import load
 from lambdanets.inference.predictor import Predictor
@@ -69,7 +70,7 @@ class Evaluator(ABC):
         return [*source, describe_classes(self.predictor.card.classes), describe_left_out(self.left_out)]
 
     @abstractmethod
-    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches[Any]:
+    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches:
         """Return the batches of the set, or of this rank's images, in order."""
 
     @abstractmethod

@@ -10,14 +10,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
+from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import (
-    SEMANTIC_MASK,
-    AnnotatedBatch,
-    image_to_tensor,
-    load_with_semantic_mask,
-    make_semantic_mask,
-)
+from lambdanets.data.coco.loader import SEMANTIC_MASK, image_to_tensor, load_with_semantic_mask, make_semantic_mask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
 from lambdanets.inference.evaluator import format_score
@@ -83,7 +78,7 @@ class SegmentationEvaluator(CocoEvaluator):
 
     # images differ in size, and --compile would compile the model again for many sizes
     @torch.compiler.set_stance("force_eager")
-    def measure(self, batch: AnnotatedBatch) -> list[Any]:
+    def measure(self, batch: Batch) -> list[Any]:
         segmentations, count = self.predictor.infer_tensors(batch.images), len(self.predictor.classes)
         return [
             count_image(index, found.labels.numpy(), target[SEMANTIC_MASK].cpu().numpy(), count)

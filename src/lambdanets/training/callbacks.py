@@ -39,7 +39,7 @@ class KeepLast(Callback):
     data_fingerprint: hash of the dataset, which `check_resumable` compares.
     """
 
-    def __init__(self, path: Path, every_n_steps: int, training_batches: Batches[Any], data_fingerprint: str) -> None:
+    def __init__(self, path: Path, every_n_steps: int, training_batches: Batches, data_fingerprint: str) -> None:
         self.path = path
         self.every_n_steps = every_n_steps
         self.training_batches = training_batches

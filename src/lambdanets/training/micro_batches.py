@@ -10,7 +10,8 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, UntypedStorage
 
-from lambdanets.data.batches import BatchSlice, Sample
+from lambdanets.data.batches import Sample
+from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.terminal import echo

@@ -11,7 +11,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from torch import Tensor
 
-from lambdanets.data.batches import BatchSlice
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.training.batch_norm import StepStatistics, freeze_batch_norm
 from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero

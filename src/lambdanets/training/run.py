@@ -11,9 +11,10 @@ from typing import Any
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback, Timer
 
-from lambdanets.data.batches import Batches, BatchSlice
+from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
+from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision, has_fast_bfloat16
 from lambdanets.errors import InputError
@@ -42,8 +43,8 @@ class PreparedRun:
     task: Task
     recipe: TrainingRecipe
     batch_slice: BatchSlice
-    training: Batches[Any]
-    validation: Batches[Any]
+    training: Batches
+    validation: Batches
 
 
 def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from lambdanets.data.batches import Batches, BatchSlice
+from lambdanets.data.batches import Batches
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import ModelCard, make_card
@@ -77,10 +78,10 @@ class Task(ABC):
         """Build the model, with the recipe's initial weights."""
 
     @abstractmethod
-    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[Any]:
+    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches:
         """Return the training batches."""
 
-    def largest_example(self, batches: Batches[Any]) -> Any:
+    def largest_example(self, batches: Batches) -> Any:
         """Return the loaded training image that needs the most memory, or another where all need the same."""
         return first_readable(batches, range(len(self.training)))
 
@@ -108,7 +109,7 @@ class Task(ABC):
         return {}
 
 
-def first_readable(batches: Batches[Any], indices: Iterable[int]) -> Any:
+def first_readable(batches: Batches, indices: Iterable[int]) -> Any:
     """Return the content of the first of the images that can be read."""
     unreadable = ""
     for sample in map(batches.sample, indices):

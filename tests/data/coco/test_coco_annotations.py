@@ -146,7 +146,7 @@ VALID = json.dumps(content(annotation(1))).encode()
     ("file", "message"),
     [
         (None, "No such file"),
-        (os.mkfifo, "it is a named pipe, not a file"),
+        (os.mkfifo, "it is not a regular file"),
         (b"\x89PNG\r\n", "codec can't decode"),
         (VALID[: len(VALID) // 2], "Unterminated string"),
         (b'{"images":' + b"[" * 200_000, "recursion"),

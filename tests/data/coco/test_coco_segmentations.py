@@ -2,7 +2,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pycocotools.mask
 import pytest
 from coco_files import SQUARE, annotation, content, decode_mask, image, write
 
@@ -56,17 +55,6 @@ def test_cropped_mask_equals_the_mask_in_its_bounding_box(tmp_path: Path, window
         assert (cropped.top, cropped.left, cropped.mask.shape) == (top, left, (bottom - top, right - left))
 
 
-def test_rle_with_empty_runs_and_of_a_full_image_are_decoded(tmp_path: Path) -> None:
-    full, random = np.ones((HEIGHT, WIDTH), bool), np.random.default_rng(0)
-    runs = run_lengths(random_mask(0))
-    split = [part for run in runs for part in ([run - 1, 0, 1] if run > 1 and random.random() < 0.3 else [run])] + [0]
-    assert split.count(0) > 1
-    compressed = pycocotools.mask.frPyObjects({"size": [HEIGHT, WIDTH], "counts": split}, HEIGHT, WIDTH)
-    for counts, mask in ((split, random_mask(0)), (compressed["counts"].decode(), random_mask(0)), ([0, 920], full)):
-        (obj,) = read(tmp_path, {"size": [HEIGHT, WIDTH], "counts": counts})
-        assert (decode_mask(obj, HEIGHT, WIDTH) == mask).all()
-
-
 def test_damaged_rle_is_accepted_only_if_it_covers_the_image(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     damaged = [{"size": [HEIGHT, WIDTH], "counts": [1, 919]}] * 2000
@@ -79,14 +67,6 @@ def test_damaged_rle_is_accepted_only_if_it_covers_the_image(tmp_path: Path) -> 
     accepted = read(tmp_path, *damaged)[2000:]
     assert 0 < len(accepted) < 100
     assert all(decode_mask(obj, HEIGHT, WIDTH).any() for obj in accepted)
-
-
-def test_mask_of_several_polygons_is_their_union_in_the_image(tmp_path: Path) -> None:
-    polygons = [SQUARE, [6, 3, 12, 3, 12, 9, 6, 9], [-9.5, 20, 40, 20, 40, 30, -9.5, 30]]
-    (obj,) = read(tmp_path, polygons)
-    expected = np.zeros((HEIGHT, WIDTH), np.uint8)
-    expected[3:9, 2:12] = expected[20:30] = 1
-    assert (decode_mask(obj, HEIGHT, WIDTH) == expected).all()
 
 
 def test_error_without_faster_coco_eval_has_the_install_command(

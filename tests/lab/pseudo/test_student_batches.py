@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from data.same_batches import assert_same
-from lambdanets.data.batches import BatchSlice
 from lambdanets.data.labeled_images import ImageArray, ImageBatches
+from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training.micro_batches import accumulation_steps, images_per_rank
 from lambdanets_lab.pseudo.recipe import StudentRecipe
@@ -141,8 +141,8 @@ def test_label_smoothing_applies_only_to_hard_labels(smoothing):
     one_hot = np.eye(3)[[number % 100 % 3 for number in brightness(batch)]]
     is_pseudo = np.array(brightness(batch))[:, None] >= 100
     expected = np.where(is_pseudo, 0.2 + 0.4 * one_hot, smoothing / 3 + (1 - smoothing) * one_hot)
-    np.testing.assert_allclose(batch.labels, expected, atol=1e-7)
-    assert batch.labels.dtype == torch.float32
+    np.testing.assert_allclose(batch.targets, expected, atol=1e-7)
+    assert batch.targets.dtype == torch.float32
     task = SimpleNamespace(logits=lambda batch: batch.images)
     sums = StudentTask.losses(task, batch._replace(images=torch.zeros(10, 3)), DIGITS)
     assert sums["loss"].item() == pytest.approx(10 * np.log(3), rel=1e-6)

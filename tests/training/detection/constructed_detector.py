@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import box_iou
 
-from lambdanets.data.coco.loader import evaluation_batches
+from lambdanets.data.batches import Batches
+from lambdanets.data.coco.loader import load_image
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import METRICS, Detector
@@ -59,7 +60,8 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
         **changes,
     )
     images = open_datasets(recipe)[1]
-    pixels = [image for batch in evaluation_batches(images, recipe.batch_size) for image in batch.images]
+    batches = Batches(images, load_image, batch_size=recipe.batch_size)
+    pixels = [image for batch in batches for image in batch.images]
     names, ids = (tuple(category[field] for category in TWO_CATEGORIES) for field in ("name", "id"))
     card = make_card(DetectorCard, recipe, names, category_ids=ids)
     detector = Detector(_construct(recipe, pixels), card)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdanets.data.coco.loader import AnnotatedBatch
+from lambdanets.data.batches import Batch
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.coco.task import open_datasets
@@ -77,7 +77,7 @@ def test_gradients_of_equal_images_do_not_depend_on_micro_batches(tmp_path):
     for sizes in ((2,), (1, 1)):
         model.zero_grad()
         for size in sizes:
-            batch = AnnotatedBatch([image] * size, [target] * size, torch.arange(size), [], 2)
+            batch = Batch([image] * size, [target] * size, torch.arange(size), [], 2)
             task.losses(batch, recipe)["loss"].backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     largest = max(gradient.abs().max() for gradient in gradients[0])

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 from convergence import train_until
-from lambdanets.data.batches import BatchSlice
 from lambdanets.data.coco.loader import IGNORED, load_with_semantic_mask
+from lambdanets.data.order import BatchSlice
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmenter import SegmentationEvaluator, Segmenter
 from lambdanets.tasks.coco.task import open_datasets

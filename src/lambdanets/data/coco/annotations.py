@@ -2,9 +2,9 @@
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,25 +70,22 @@ class AnnotatedImage:
     objects: tuple[Object, ...] = ()
 
 
-@dataclass(frozen=True)
-class AnnotationProblems:
+class AnnotationProblems(dict[str, list[int]]):
     """The ids of the annotations or images with each problem, which begins with "annotations dropped: " or the like."""
-
-    ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """One line per problem: number of ids, description, first ids."""
-        return [f"{len(ids)} {problem} (id {first_few(ids)})" for problem, ids in self.ids.items()]
+        return [f"{len(ids)} {problem} (id {first_few(ids)})" for problem, ids in self.items()]
 
     def counts(self) -> dict[str, int]:
         """The number of ids per problem."""
-        return {problem: len(ids) for problem, ids in self.ids.items()}
+        return {problem: len(ids) for problem, ids in self.items()}
 
     @property
     def left_out(self) -> Counter[str]:
         """The number of annotations and images that were dropped."""
         dropped = Counter[str]()
-        for problem, ids in self.ids.items():
+        for problem, ids in self.items():
             kind, is_dropped, _ = problem.partition(" dropped: ")
             if is_dropped:
                 dropped[kind] += len(ids)
@@ -206,7 +203,7 @@ def _read_objects(
 
     category_ids: in order. sizes: height and width by image id.
     """
-    problems: defaultdict[str, list[int]] = defaultdict(list)
+    problems = AnnotationProblems()
     categories = {category_id: index for index, category_id in enumerate(category_ids)}
     _check_not_shifted("category_id", {entry.category_id for entry in entries}, categories.keys(), path)
     _check_not_shifted("image_id", {entry.image_id for entry in entries}, sizes.keys(), path)
@@ -215,19 +212,18 @@ def _read_objects(
         try:
             obj, is_repaired = _read_object(entry, categories, sizes)
         except AnnotationError as error:
-            problems[str(error)].append(entry.id)
+            problems.setdefault(str(error), []).append(entry.id)
             continue
         objects[entry.image_id].append(obj)
         if is_repaired:
-            problems[_BOX].append(entry.id)
-    found = AnnotationProblems(dict(problems))
-    dropped = found.left_out["annotations"]
+            problems.setdefault(_BOX, []).append(entry.id)
+    dropped = problems.left_out["annotations"]
     if 2 * dropped > len(entries):  # the file is not what it seems to be
         raise InputError(
             f"'{path}' must have mostly valid annotations, got {dropped} of {len(entries)} that cannot be used: "
-            f"{'; '.join(found.lines())}; repair them, or remove them from the file"
+            f"{'; '.join(problems.lines())}; repair them, or remove them from the file"
         )
-    return objects, found
+    return objects, problems
 
 
 def _check_not_shifted(key: str, used: Set[int], known: Set[int], path: Path) -> None:

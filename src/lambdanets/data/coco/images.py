@@ -112,15 +112,14 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
             f"'{images}' must contain the {len(names)} images of '{annotations}', got {len(kept) or 'none'} of them; "
             f"the first that is missing is '{missing[0].name}'"
         )
-    problems = {
-        **parsed.problems.ids,
+    found_missing = {
         "images dropped: their files are missing": [image.id for image in missing],
         "annotations dropped: the files of their images are missing": [
             obj.id for image in missing for obj in image.objects
         ],
     }
-    problems = {problem: ids for problem, ids in problems.items() if ids}
-    parsed = replace(parsed, images=kept, problems=AnnotationProblems(problems))
+    parsed.problems.update({problem: ids for problem, ids in found_missing.items() if ids})
+    parsed = replace(parsed, images=kept)
     make_images = ImageFiles if images.is_dir() else partial(TarImages, images)
     return AnnotatedImages(parsed, make_images([files[path] for path in found.values()], ()), parsed.fingerprint())
 

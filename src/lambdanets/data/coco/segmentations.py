@@ -103,18 +103,17 @@ def _run_lengths(rle: str, height: int, width: int) -> np.ndarray:
 
 
 def to_cropped_mask(rle: str, height: int, width: int) -> CroppedMask:
-    """Decode a mask that is cropped to its bounding box, without decoding the rest of the image."""
-    ends = np.cumsum(_run_lengths(rle, height, width))
-    starts, ends = ends[:-1:2], ends[1::2]  # of each run of ones
-    if not len(starts):
+    """Decode a mask, cropped to its bounding box, in time and memory proportional to its pixels."""
+    runs = _run_lengths(rle, height, width)
+    starts, lengths = np.cumsum(runs)[:-1:2], runs[1::2]  # of the runs of ones
+    if not lengths.sum():
         return CroppedMask(0, 0, np.zeros((0, 0), bool))
-    left, right = int(starts[0]) // height, (int(ends[-1]) - 1) // height + 1
-    edges = np.zeros((right - left) * height + 1, np.int8)
-    edges[starts - left * height] += 1
-    edges[ends - left * height] -= 1
-    columns = np.cumsum(edges[:-1], dtype=np.int8).astype(bool).reshape(right - left, height)
-    rows = np.flatnonzero(columns.any(0))
-    return CroppedMask(int(rows[0]), left, columns[:, rows[0] : rows[-1] + 1].T)
+    pixels = np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+    columns, rows = np.divmod(pixels, height)
+    top, left = int(rows.min()), int(columns.min())
+    mask = np.zeros((rows.max() - top + 1, columns.max() - left + 1), bool)
+    mask[rows - top, columns - left] = True
+    return CroppedMask(top, left, mask)
 
 
 @functools.cache

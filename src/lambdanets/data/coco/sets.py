@@ -17,9 +17,7 @@ def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...])
     Raises InputError if its categories differ from `categories`, or if the recipe does not name it.
     """
     if recipe.get("data") == "digits":
-        validation = open_digits()[1]
-        check_categories(validation, categories, "digits")
-        return validation
+        return open_with_categories("digits", "digits", categories)
     data, images = recipe.get("validation_data"), recipe.get("validation_images") or recipe.get("images")
     if data is None or images is None:
         raise InputError("data and images must be given for a model that names no data, such as a file, got none")
@@ -27,18 +25,13 @@ def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...])
 
 
 def open_with_categories(data: str, images: str, categories: tuple[Category, ...]) -> AnnotatedImages:
-    """Open an annotated set. Raises InputError if its categories differ from `categories`."""
-    annotated = open_annotated(Path(data), Path(images))
-    check_categories(annotated, categories, data)
-    return annotated
-
-
-def check_categories(annotated: AnnotatedImages, expected: tuple[Category, ...], source: str) -> None:
-    """Raise InputError if the ids or names of the categories differ from the expected ones."""
+    """Open an annotated set. Raises InputError if ids or names of its categories differ from `categories`."""
+    annotated = open_digits()[1] if data == "digits" else open_annotated(Path(data), Path(images))
     found = annotated.annotations.categories
-    wanted, got = ([f"{nfc(each.name)!r} (id {each.id})" for each in several] for several in (expected, found))
+    wanted, got = ([f"{nfc(each.name)!r} (id {each.id})" for each in several] for several in (categories, found))
     if got != wanted:
         unknown = next((name for name in got if name not in wanted), f"only {len(got)} of them")
         raise InputError(
-            f"'{source}' must have the {len(wanted)} categories of training ({first_few(wanted)}), got {unknown}"
+            f"'{data}' must have the {len(wanted)} categories of training ({first_few(wanted)}), got {unknown}"
         )
+    return annotated

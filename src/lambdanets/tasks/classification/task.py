@@ -13,10 +13,11 @@ from timm.data import create_transform
 from torch import Tensor, nn
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
-from lambdanets.data.batches import BatchSlice
+from lambdanets.data.batches import Batch
 from lambdanets.data.datasets import hold_out, open_splits, subset
-from lambdanets.data.labeled_images import Batch, ImageBatches, normalize
-from lambdanets.data.transforms import Preprocessing, center_square
+from lambdanets.data.labeled_images import ImageBatches
+from lambdanets.data.order import BatchSlice
+from lambdanets.data.transforms import Preprocessing, center_square, normalize
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import read_model
@@ -89,12 +90,13 @@ class ClassificationTask(Task):
         return len(batch.images) if len(batch.images) > 1 else 0  # batch norm after global pooling needs two
 
     def logits(self, batch: Batch) -> Tensor:
-        return self.model(normalize(batch.images, self.preprocessing)).float()
+        preprocessing = self.preprocessing
+        return self.model(normalize(batch.images, preprocessing.mean, preprocessing.std)).float()
 
     def losses(self, batch: Batch, recipe: ClassificationRecipe) -> dict[str, Tensor]:
         logits = self.logits(batch)
-        loss = F.cross_entropy(logits, batch.labels, label_smoothing=recipe.label_smoothing, reduction="sum")
-        return {"loss": loss, "top1": (logits.argmax(1) == batch.labels).sum()}
+        loss = F.cross_entropy(logits, batch.targets, label_smoothing=recipe.label_smoothing, reduction="sum")
+        return {"loss": loss, "top1": (logits.argmax(1) == batch.targets).sum()}
 
 
 def make_batches(recipe: ClassificationRecipe, images: Any, **options: Any) -> ImageBatches:

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 from PIL.Image import Image
 from torch import Tensor
 
-from lambdanets.data.batches import Batches, BatchSlice, permutation
+from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.data.coco.loader import AnnotatedBatch, Target, collate
+from lambdanets.data.coco.loader import Target
 from lambdanets.data.coco.scattered_digits import open_digits, write_scattered_digits
 from lambdanets.data.coco.sets import open_validation
+from lambdanets.data.order import BatchSlice, permutation
 from lambdanets.errors import InputError
 from lambdanets.tasks.coco.recipe import CocoRecipe
 from lambdanets.training.task import Task
@@ -43,7 +44,7 @@ class CocoTask(Task):
         sets = {"training": self.training, "validation": self.validation}
         self.left_out = self.training.problems.left_out + self.validation.problems.left_out
         self.problems = [f"{name}: {line}" for name, images in sets.items() for line in images.problems.lines()]
-        self.findings = {name: images.problems.ids for name, images in sets.items()}
+        self.findings = {name: images.problems for name, images in sets.items()}
         fingerprints = self.training.fingerprint + self.validation.fingerprint
         self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
 
@@ -68,7 +69,7 @@ class CocoTask(Task):
     def augment(image: Image, annotated: AnnotatedImage, recipe: Any) -> tuple[Tensor, Target]:
         """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
 
-    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches[AnnotatedBatch]:
+    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches:
         return augmented_batches(recipe, self.training, self.augment, batch_slice)
 
     def provenance(self) -> dict[str, Any]:
@@ -83,12 +84,11 @@ class CocoTask(Task):
 
 def augmented_batches(
     recipe: Any, images: AnnotatedImages, augment: Augment, batch_slice: BatchSlice | None = None
-) -> Batches[AnnotatedBatch]:
+) -> Batches:
     """Return the recipe's training batches, shuffled and augmented by `CocoTask.augment` of a task."""
     return Batches(
         images,
         partial(_load, augment=augment, recipe=recipe),
-        collate,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         training=True,

@@ -16,9 +16,9 @@ from torchvision import tv_tensors
 from torchvision.ops import masks_to_boxes
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.batches import Batches
+from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import AnnotatedBatch, Target, image_to_tensor
+from lambdanets.data.coco.loader import Target, image_to_tensor
 from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.inference.detector import METRICS, Detector
 from lambdanets.models.mask_rcnn import MaskRCNN
@@ -125,7 +125,7 @@ class DetectionTask(CocoTask):
     def build(self, recipe: DetectionRecipe) -> MaskRCNN:
         return build_model(recipe, self.classes)
 
-    def largest_example(self, batches: Batches[AnnotatedBatch]) -> tuple[Tensor, Target]:
+    def largest_example(self, batches: Batches) -> tuple[Tensor, Target]:
         """Return the image with the most objects, as large as others can make it by padding.
 
         Objects are repeated, so that the mask head gets as many positive regions as in later epochs.
@@ -140,7 +140,7 @@ class DetectionTask(CocoTask):
         repeated = {name: value[chosen] for name, value in target.items()}
         return F.pad(image, padding), repeated | {"masks": F.pad(repeated["masks"], padding)}
 
-    def num_images(self, batch: AnnotatedBatch) -> int:
+    def num_images(self, batch: Batch) -> int:
         """Return the number of readable images in a batch, or 0 if batch norm would get a single value per channel.
 
         This happens if the coarsest feature map of the whole batch has one position. Synchronized batch norm can use
@@ -152,7 +152,7 @@ class DetectionTask(CocoTask):
         sizes = [image.shape[-2:] for image in batch.images]
         return len(sizes) if sum(-(-height // stride) * -(-width // stride) for height, width in sizes) > 1 else 0
 
-    def losses(self, batch: AnnotatedBatch, recipe: DetectionRecipe) -> dict[str, Tensor]:
+    def losses(self, batch: Batch, recipe: DetectionRecipe) -> dict[str, Tensor]:
         """Return the losses, each a mean over the regions sampled in a micro-batch, times its number of images."""
         losses = self.model(batch.images, batch.targets)
         sums = {name: losses[key].float() * len(batch.images) for key, name in LOSS_NAMES.items()}

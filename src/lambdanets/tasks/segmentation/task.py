@@ -11,15 +11,9 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
+from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import (
-    IGNORED,
-    SEMANTIC_MASK,
-    AnnotatedBatch,
-    Target,
-    image_to_tensor,
-    make_semantic_mask,
-)
+from lambdanets.data.coco.loader import IGNORED, SEMANTIC_MASK, Target, image_to_tensor, make_semantic_mask
 from lambdanets.errors import InputError
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter
@@ -74,7 +68,7 @@ class SegmentationTask(CocoTask):
     def build(self, recipe: SegmentationRecipe) -> nn.Module:
         return build_model(recipe, self.classes)
 
-    def losses(self, batch: AnnotatedBatch, recipe: SegmentationRecipe) -> dict[str, Tensor]:
+    def losses(self, batch: Batch, recipe: SegmentationRecipe) -> dict[str, Tensor]:
         logits = self.model(torch.stack(batch.images).contiguous(memory_format=torch.channels_last))
         targets = torch.stack([target[SEMANTIC_MASK] for target in batch.targets])
         expected = (len(targets), 1 + len(self.classes), *targets.shape[1:])
