@@ -7,8 +7,8 @@ from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.records import read_json
+from lambdanets_lab.benchmark.model import baseline_row
 from lambdanets_lab.benchmark.report import read_rows
-from lambdanets_lab.benchmark.tables import baseline_row
 from lambdanets_lab.paper_models import PAPER_MODELS
 from lambdanets_lab.tables.paper import select_numbers
 from lambdanets_lab.timing import summarize
