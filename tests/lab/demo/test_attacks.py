@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import lambdanets as ln
-from lab.demo.uploads import encode, unreadable_files
+from lab.demo.browser import encode, unreadable_files
 from lambdanets_lab.demo import app
 
 PRIVATE = Image.new("L", (8, 8), 77)
