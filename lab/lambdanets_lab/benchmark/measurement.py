@@ -158,7 +158,8 @@ def prepare_module(
 
     def errors() -> dict[str, float]:
         tables = {} if grad_table is None or grad_output is None else {"table gradient": grad_table()}
-        return {name: relative_error(tensor, expected()[name]) for name, tensor in (last | tables).items()}
+        reference = expected()
+        return {name: relative_error(tensor, reference[name]) for name, tensor in (last | tables).items()}
 
     return Prepared(run, release, errors, TOLERANCE[x.dtype])
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.pseudo.label_tables import CONFIDENCES, Label, expected_copies, random_labels, read_copies, write_labels
+from lab.pseudo.label_tables import CONFIDENCES, Label, expected_copies, make_labels, read_copies, write_labels
 from lambdanets.errors import InputError
 from lambdanets_lab.pseudo import tables
 from lambdanets_lab.pseudo.tables import read_table, select, write_table
@@ -30,7 +30,7 @@ from lambdanets_lab.pseudo.tables import read_table, select, write_table
     seed=st.integers(0, 2**64 - 1),
     shards=st.integers(1, 5),
 )
-def test_selection_of_random_labels_equals_the_reference(tmp_path_factory, rows, confidence, per_class, seed, shards):
+def test_selection_of_make_labels_equals_the_reference(tmp_path_factory, rows, confidence, per_class, seed, shards):
     folder = tmp_path_factory.mktemp("random")
     labels = [Label(*row) for row in rows]
     write_labels(folder / "in", [labels[i::shards] for i in range(shards)])
@@ -47,14 +47,14 @@ def test_selection_of_random_labels_equals_the_reference(tmp_path_factory, rows,
 def test_error_for_too_little_memory_to_sort_says_what_to_free(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "MEMORY_LIMIT", "1MB")
     monkeypatch.setattr(tables, "THREADS", 2)
-    write_labels(tmp_path / "in", [random_labels(20_000)])
+    write_labels(tmp_path / "in", [make_labels(20_000)])
     with pytest.raises(InputError, match=r"DuckDB cannot sort the rows; free memory or disk space: .*"):
         select(tmp_path / "in", tmp_path / "out", per_class=100)
     assert not (tmp_path / "out").exists()
 
 
 def test_interrupted_selection_resumes_byte_identically(tmp_path, monkeypatch):
-    labels = random_labels(300)
+    labels = make_labels(300)
     write_labels(tmp_path / "in", [labels[i::20] for i in range(20)])
     select(tmp_path / "in", tmp_path / "uninterrupted", per_class=50)
     out = tmp_path / "out"
@@ -83,7 +83,7 @@ def test_interrupted_selection_resumes_byte_identically(tmp_path, monkeypatch):
 
 
 def test_damaged_labels_are_named_and_leave_no_folder(tmp_path):
-    path = write_labels(tmp_path / "in", [random_labels(20), random_labels(20)]) / "train-00001.parquet"
+    path = write_labels(tmp_path / "in", [make_labels(20), make_labels(20)]) / "train-00001.parquet"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputError, match=r"train-00001.parquet is damaged"):
         select(tmp_path / "in", tmp_path / "out")
