@@ -14,11 +14,11 @@ from pages import RESULTS, ROOT, PageScript, replace_section
 
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.kinds import KINDS
+from lambdanets_lab.benchmark.plots import draw_layer_times, draw_scaling
 from lambdanets_lab.benchmark.report import read_rows
 from lambdanets_lab.results import read_results
 
-FIGURES = {"layer": "engine_layers.png", "scaling": "engine_scaling.png"}
+FIGURES = {"layer": ("engine_layers.png", draw_layer_times), "scaling": ("engine_scaling.png", draw_scaling)}
 OURS, CONVOLUTION, OTHERS = "lambdanets", "3x3 convolution", ("lambda-networks", "timm")
 COLUMNS = (OURS, CONVOLUTION, *OTHERS)
 README_SHAPES = ("56x56x64", "28x28x256", "14x14x512")
@@ -149,8 +149,8 @@ def main() -> None:
     options = parser.parse_args()
     replace_section(options.page, "benchmark", page_section())
     replace_section(options.readme, "benchmark", readme_section())
-    for kind, name in FIGURES.items():
-        figure = KINDS[kind].draw(read_rows(read(kind)))
+    for kind, (name, draw) in FIGURES.items():
+        figure = draw(read_rows(read(kind)))
         assert figure is not None
         plot_style.save(figure, options.page.with_name(name))
 

@@ -15,8 +15,7 @@ import lambdanets as ln
 from lambdanets_lab.demo.examples import example_images
 
 sys.path.insert(0, str(ROOT / "tests"))
-from lab.demo.browser import open_page
-from lab.demo.uploads import encode
+from lab.demo.browser import encode, open_page
 
 
 def save(page, name):

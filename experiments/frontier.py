@@ -30,7 +30,7 @@ from lambdanets import export
 from lambdanets.allocator import keep_freed_memory
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.peak_memory import peak_bytes
+from lambdanets_lab.benchmark.measurement import peak_bytes
 from lambdanets_lab.export.runtimes import RUNTIMES
 from lambdanets_lab.paper_models import PAPER_MODELS
 from lambdanets_lab.results import read_results, time_in_turn, write_results

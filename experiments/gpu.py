@@ -1,4 +1,4 @@
-"""Checks and times fused kernels, layers and networks on a GPU, in 9 minutes.
+"""Checks and times fused kernels, layers and networks on a GPU, in 8 minutes.
 
 First command. PyTorch with CUDA and Triton must be installed; the other packages' layers are optional:
 
@@ -14,12 +14,11 @@ First command. PyTorch with CUDA and Triton must be installed; the other package
 | layers | 3x3 convolution, lambda layers by algorithm, layers of other packages; peak memory |
 | networks | four networks, inference and training, eager and as a CUDA graph |
 | kernels | microseconds of each kernel |
-| tiles | other tiles than the chosen ones: what `fused.choose_program_sizes` should choose |
 | smoke | unusual layers against query_order in float32 |
 
 Second command, after the first or after a change, with the parts that are wanted again:
 
-    python experiments/gpu.py --out runs/gpu2 --parts kernels tiles --minutes 3
+    python experiments/gpu.py --out runs/gpu2 --parts kernels --minutes 3
 
 `--table runs/gpu/gpu.jsonl` prints measured times and everything that failed.
 
@@ -50,7 +49,6 @@ PARTS = {
     "layers": 1.6,
     "networks": 0.8,
     "kernels": 1.3,
-    "tiles": 0.8,
     "smoke": 0.5,
 }
 SECONDS_TO_STOP = 10  # for the last case of a part after its time limit

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import timm
 import torch
@@ -24,12 +23,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from lambdanets import LambdaLayer2d, create_model
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position import fused, fused_check
+from lambdanets.ops.position import fused_check
 from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.autograd import make_problem
 from lambdanets.ops.position.fused import KERNELS, Fused
 from lambdanets.ops.position.fused_check import Case, Example, max_relative_error, run_kernel
-from lambdanets.ops.position.fused_sizes import ProgramSizes
 from lambdanets.ops.tables import crop_to_grid
 from lambdanets.provenance import commit, hardware
 from lambdanets_lab.benchmark.peers import PEERS, build_peer
@@ -73,25 +71,10 @@ SMOKE: list[tuple[str, dict[str, Any], int, int]] = [
     ("one example", {}, 1, 56),
 ]
 SMOKE_TOLERANCE = 0.05  # relative, for bfloat16 gradients through softmax and batch norm
-# Other tiles for these kernels: shape, dtype, kernel, positions, examples, step, values, warps, stages
-TILES: list[tuple[Shape, torch.dtype, str, ProgramSizes]] = [
-    (SHAPES[i], dtype, kernel, ProgramSizes(*sizes))
-    for i, dtype, kernel, sizes in (
-        (0, torch.bfloat16, "grad_table", (8, 4, 256, 16, 8, 2)),
-        (1, torch.bfloat16, "grad_table", (8, 4, 256, 16, 8, 3)),
-        (2, torch.bfloat16, "forward", (4, 2, 32, 64, 4, 3)),
-        (2, torch.bfloat16, "grad_table", (8, 4, 256, 16, 8, 3)),
-        (2, torch.bfloat16, "grad_table", (8, 1, 256, 64, 8, 3)),
-        (3, torch.bfloat16, "grad_table", (8, 2, 256, 32, 8, 3)),
-        (3, torch.bfloat16, "grad_table", (8, 1, 128, 64, 8, 3)),
-        (0, torch.float32, "forward", (8, 8, 32, 16, 8, 2)),
-        (0, torch.float32, "grad_table", (8, 2, 256, 16, 8, 3)),
-    )
-]
 if not ON_GPU:  # Triton's interpreter has no products in bfloat16
     SHAPES, MORE_SHAPES, DTYPES = [(5, 16, 3, 2)], [], [torch.float32]
     CHECKS = [Case(3, 4, (5, 7), (3, 5), 16, 16, content=True)]
-    TILES, SMOKE = [(SHAPES[0], torch.float32, *TILES[0][2:])], [("1 head", {"heads": 1}, 2, 5)]
+    SMOKE = [("1 head", {"heads": 1}, 2, 5)]
 
 
 def machine() -> Measurements:
@@ -258,22 +241,6 @@ def time_kernel(kernel: str, inputs: Callable[[], tuple[Problem, list[Tensor], T
     return row
 
 
-def time_tiles() -> Measurements:
-    """Kernels with other tiles, whose results must be those of the chosen tiles."""
-    for shape, dtype, kernel, tiles in TILES:
-        name = f"{kernel} {shape[0]}x{shape[0]} v={shape[1]} {dtype} {tuple(tiles)}"
-        yield name, partial(time_tile, shape, dtype, kernel, tiles)
-
-
-def time_tile(shape: Shape, dtype: torch.dtype, kernel: str, tiles: ProgramSizes) -> Row:
-    problem, factors, grad_output = inputs = make_inputs(shape, dtype)
-    call = partial(Fused(problem).run, kernel, tuple(factors), grad_output)
-    expected = call().float()
-    with mock.patch.object(fused, "choose_program_sizes", return_value=tiles):
-        error = float((call().float() - expected).norm() / expected.norm())
-        return {"error": error, "correct": error < 0.02} | time_kernel(kernel, lambda: inputs)
-
-
 def layers() -> Measurements:
     """3x3 convolutions, lambda layers by algorithm, and layers of other packages."""
 
@@ -348,7 +315,6 @@ PARTS: dict[str, Callable[[], Measurements]] = {
     "layers": layers,
     "networks": networks,
     "kernels": time_kernels,
-    "tiles": time_tiles,
     "smoke": smoke,
 }
 

@@ -1,7 +1,8 @@
 """Benchmark of single layers: our lambda layer, other packages' lambda layers, attention and the 3x3 convolution."""
 
+import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +11,9 @@ from torch import Tensor, nn
 from lambdanets.device import free_memory
 from lambdanets.layers import LambdaLayer2d
 from lambdanets_lab.benchmark import attention
-from lambdanets_lab.benchmark.measurement import Candidate, Case, Prepared, prepare_module
+from lambdanets_lab.benchmark.measurement import Case, Prepared, Tensors, prepare_module, run_module
 from lambdanets_lab.benchmark.options import Layer, parse_shape
 from lambdanets_lab.benchmark.peers import PEERS, Skipped, build_peer
-from lambdanets_lab.benchmark.reference import Expected, compute_expected, reference_copy
 
 OURS, CONVOLUTION = "lambdanets", "convolution"
 NAMES = [OURS, *PEERS, *attention.ATTENTION, CONVOLUTION]
@@ -33,7 +33,6 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
     height, width, dim = parse_shape(shape)
     dtype = getattr(torch, options.dtype)
     training = phase == "training"
-    factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
 
     @functools.cache
     def layer() -> LambdaLayer2d:
@@ -46,25 +45,26 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
     @functools.cache
     def inputs() -> tuple[Tensor, Tensor | None]:
         torch.manual_seed(options.seed + 1)
-        x, grad_output = torch.randn(2, options.batch_size, dim, height, width).to(**factory_kwargs)
+        x, grad_output = torch.randn(2, options.batch_size, dim, height, width).to(device, dtype)
         return x, grad_output if training else None
 
+    def compute_expected(module: nn.Module) -> Tensors:
+        x, grad_output = inputs()
+        return run_module(module.double(), x.double(), None if grad_output is None else grad_output.double())
+
     @functools.cache
-    def expected() -> Expected:
-        return compute_expected(
-            reference_copy(layer()), *inputs(), lambda module: {"table gradient": _gradient(module, "table")}
-        )
+    def expected() -> Tensors:
+        reference = copy.deepcopy(layer())
+        reference.algorithm = "query_order"
+        tensors = compute_expected(reference)
+        return tensors | ({"table gradient": gradient(reference, "embedding.table")} if training else {})
 
     def prepare_ours() -> Prepared:
-        return prepare_module(
-            layer(), *inputs(), expected, lambda: {"table gradient": _gradient(layer(), "embedding.table")}
-        )
+        return prepare_module(layer(), *inputs(), expected, lambda: gradient(layer(), "embedding.table"))
 
     def prepare_peer(package: str) -> Prepared:
         theirs = build_peer(package, layer())
-        return prepare_module(
-            theirs, *inputs(), expected, lambda: {"table gradient": PEERS[package].grad_table(theirs)}
-        )
+        return prepare_module(theirs, *inputs(), expected, lambda: PEERS[package].grad_table(theirs))
 
     def prepare_attention(baseline: str) -> Prepared:
         needed_bytes = attention.estimate_bytes(
@@ -75,35 +75,38 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
         torch.manual_seed(options.seed)
         sizes = (dim, options.heads, scope, (height, width))
         module = attention.ATTENTION[baseline](*sizes).to(device, dtype).train(training)
-        exact = attention.ReferenceAttention(*sizes).to(device, torch.float64)
+        exact = attention.ReferenceAttention(*sizes).to(device)
         exact.load_state_dict(module.state_dict())
-        return prepare_module(module, *inputs(), lambda: compute_expected(exact, *inputs()))
+        return prepare_module(module, *inputs(), lambda: compute_expected(exact))
 
     def prepare_convolution() -> Prepared:
         torch.manual_seed(options.seed)
         module = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(device, dtype).train(training)
-        return prepare_module(module, *inputs(), lambda: compute_expected(reference_copy(module), *inputs()))
+        return prepare_module(module, *inputs(), lambda: compute_expected(copy.deepcopy(module)))
 
     builders: dict[str, Callable[[], Prepared]] = {OURS: prepare_ours}
     builders |= {name: functools.partial(prepare_peer, name) for name in PEERS}
     builders |= {name: functools.partial(prepare_attention, name) for name in attention.ATTENTION}
     builders[CONVOLUTION] = prepare_convolution
     sizes = {"shape": shape, "scope": scope, "pass": phase}
-    return Case(sizes, select_candidates(builders, options.candidates), OURS)
+    return Case(sizes, select(builders, options.candidates), OURS)
 
 
-def select_candidates(builders: dict[str, Callable[[], Prepared]], names: Sequence[str] | None) -> list[Candidate]:
-    """Select candidates by name, all if None, in the order of `builders`."""
-    return [Candidate(name, prepare) for name, prepare in builders.items() if not names or name in names]
+def gradient(module: nn.Module, name: str) -> Tensor:
+    """The gradient of a parameter."""
+    tensor = module.get_parameter(name).grad
+    assert tensor is not None
+    return tensor
+
+
+def select(
+    builders: Mapping[str, Callable[[], Prepared]], names: Sequence[str] | None
+) -> dict[str, Callable[[], Prepared]]:
+    """Select candidates by name, all if None."""
+    return {name: prepare for name, prepare in builders.items() if not names or name in names}
 
 
 def check_memory_limit(needed_bytes: float, limit: float) -> None:
     """Raise Skipped if a candidate needs more bytes than the limit."""
     if needed_bytes > limit:
         raise Skipped(f"would need about {needed_bytes / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f} GiB")
-
-
-def _gradient(module: nn.Module, name: str) -> Tensor:
-    gradient = module.get_parameter(name).grad
-    assert gradient is not None
-    return gradient

@@ -1,51 +1,50 @@
 """Measure the candidates of a case: build them, verify those of layers, and time the correct ones interleaved."""
 
 import gc
-from collections.abc import Callable, Sequence
+import itertools
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from lambdanets.errors import is_out_of_memory
-from lambdanets_lab.benchmark.peak_memory import peak_bytes
 from lambdanets_lab.benchmark.peers import Skipped
-from lambdanets_lab.benchmark.reference import Error, Expected
 from lambdanets_lab.timing import is_noisy, time_interleaved
 
 NOT_REACHED = "not reached before the end"
+# Tolerances of the relative error of outputs and gradients; the errors of a wrong formula are much larger.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A built candidate.
 
-    run: the function to measure. errors: those of its last run, if they are verified. release: frees its memory.
+    run: the function to measure. release: frees its memory. errors: relative errors of its last run by name, if it is
+    verified. tolerance: of these errors.
     """
 
     run: Callable[[], Any]
-    errors: Callable[[], dict[str, Error]]
     release: Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A name and a function that builds the candidate. It raises Skipped, or any error, if the candidate cannot run."""
-
-    name: str
-    prepare: Callable[[], Prepared]
+    errors: Callable[[], dict[str, float]] = dict
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True)
 class Case:
     """Candidates to compare, with the same sizes and pass. These identify the case.
 
+    candidates: by name, a function that builds the candidate. It raises Skipped, or any error, if it cannot run.
     baseline: the candidate that printed ratios refer to.
     """
 
     sizes: dict[str, Any]
-    candidates: Sequence[Candidate]
+    candidates: Mapping[str, Callable[[], Prepared]]
     baseline: str | None = None
 
     def __str__(self) -> str:
@@ -69,120 +68,142 @@ class Row:
         return is_noisy(self.seconds)
 
 
-@dataclass(frozen=True)
-class MeasureOptions:
-    """Options of `measure_case`: the device, those of `time_interleaved`, and a callback for progress messages."""
-
-    device: torch.device
-    repeats: int = 1
-    seconds: float = 0.0
-    seed: int = 0
-    on_progress: Callable[[str], Any] = lambda message: None
-
-
-def measure_case(case: Case, rows: list[Row], options: MeasureOptions) -> list[Row]:
+def measure_case(
+    case: Case,
+    rows: list[Row],
+    device: torch.device,
+    *,
+    repeats: int = 1,
+    seconds: float = 0.0,
+    seed: int = 0,
+    on_progress: Callable[[str], Any] = lambda message: None,
+) -> list[Row]:
     """Measure the candidates of a case; append one row for each to rows, and return the new rows.
 
     All candidates are verified before the first is measured, and incorrect ones are skipped. After an interruption all
-    rows of the case are marked as not reached, since incomplete rounds are not comparable.
+    rows of the case are marked as not reached, since incomplete rounds are not comparable. The other arguments are
+    those of `time_interleaved`.
     """
-    new_rows = [Row(case.sizes, candidate.name, NOT_REACHED) for candidate in case.candidates]
-    rows += new_rows
+    new_rows = {name: Row(case.sizes, name, NOT_REACHED) for name in case.candidates}
+    rows += new_rows.values()
+    correct: dict[str, Prepared] = {}
     try:
-        correct = _check_all(case, new_rows, options)
-        _measure(correct, {row.candidate: row for row in new_rows}, options)
+        for name, prepare in case.candidates.items():
+            on_progress(f"{name}, checking")
+            try:
+                correct[name], new_rows[name].errors = _prepare_and_check(prepare)
+                new_rows[name].skip_reason = None
+            except Skipped as reason:
+                new_rows[name].skip_reason = str(reason)
+            except Exception as error:  # other packages may raise any exception
+                message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                new_rows[name].skip_reason = "out of memory" if is_out_of_memory(error) else message
+        for name, prepared in correct.items():
+            on_progress(f"{name}, memory")
+            prepared.release()
+            new_rows[name].peak_bytes = peak_bytes(prepared.run, device)
+        time_interleaved(
+            {name: prepared.run for name, prepared in correct.items()},
+            {name: new_rows[name].seconds for name in correct},
+            repeats=repeats,
+            seconds=seconds,
+            seed=seed,
+            synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
+            on_progress=on_progress,
+        )
     except BaseException:
-        for row in new_rows:
+        for row in new_rows.values():
             row.skip_reason = row.skip_reason or NOT_REACHED
         raise
     correct.clear()
     gc.collect()
-    return new_rows
+    return [*new_rows.values()]
 
 
-def _check_all(case: Case, rows: list[Row], options: MeasureOptions) -> dict[str, Prepared]:
-    """Return the correct candidates; set the reason in the rows of the others."""
-    correct: dict[str, Prepared] = {}
-    for row, candidate in zip(rows, case.candidates, strict=True):
-        options.on_progress(f"{candidate.name}, checking")
-        try:
-            correct[candidate.name] = _prepare_and_check(row, candidate)
-            row.skip_reason = None
-        except Skipped as reason:
-            row.skip_reason = str(reason)
-        except Exception as error:  # other packages may raise any exception
-            message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            row.skip_reason = "out of memory" if is_out_of_memory(error) else message
-    return correct
-
-
-def _measure(candidates: dict[str, Prepared], rows: dict[str, Row], options: MeasureOptions) -> None:
-    for name, prepared in candidates.items():
-        options.on_progress(f"{name}, memory")
-        prepared.release()
-        rows[name].peak_bytes = peak_bytes(prepared.run, options.device)
-    time_interleaved(
-        {name: prepared.run for name, prepared in candidates.items()},
-        {name: rows[name].seconds for name in candidates},
-        repeats=options.repeats,
-        seconds=options.seconds,
-        seed=options.seed,
-        synchronize=torch.cuda.synchronize if options.device.type == "cuda" else lambda: None,
-        on_progress=options.on_progress,
-    )
-
-
-def _prepare_and_check(row: Row, candidate: Candidate) -> Prepared:
-    prepared = candidate.prepare()
+def _prepare_and_check(prepare: Callable[[], Prepared]) -> tuple[Prepared, dict[str, float]]:
+    prepared = prepare()
     prepared.run()
     errors = prepared.errors()
-    row.errors = {name: error.relative for name, error in errors.items()}
-    for name, (error, tolerance) in errors.items():
-        if not error <= tolerance:
-            raise Skipped(f"wrong: {name} has a relative error of {error:.1e}, the tolerance is {tolerance:.0e}")
-    return prepared
+    for name, error in errors.items():
+        if not error <= prepared.tolerance:
+            raise Skipped(
+                f"wrong: {name} has a relative error of {error:.1e}, the tolerance is {prepared.tolerance:.0e}"
+            )
+    return prepared, errors
 
 
 def prepare_module(
     module: nn.Module,
     x: Tensor,
     grad_output: Tensor | None,
-    expected: Callable[[], Expected],
-    extra_gradients: Callable[[], dict[str, Tensor]] | None = None,
+    expected: Callable[[], Tensors],
+    grad_table: Callable[[], Tensor] | None = None,
 ) -> Prepared:
     """Prepare the forward pass of a module without gradients or, if grad_output is given, forward and backward.
 
-    Each run allocates its gradients, so they count as its memory. extra_gradients: returns further gradients to
-    verify, by name.
+    Each run allocates its gradients, so they count as its memory. expected: `run_module` of the reference in float64.
+    grad_table: returns the gradient of the embeddings, to verify it too.
     """
-    x = x.detach().clone().requires_grad_(grad_output is not None)
-    last_output: dict[str, Tensor] = {}
+    x = x.detach().clone()
+    last: Tensors = {}
 
     def release() -> None:
-        last_output.clear()
+        last.clear()
         module.zero_grad(set_to_none=True)
         x.grad = None
 
     def run() -> None:
         release()
-        with torch.set_grad_enabled(grad_output is not None):
-            output = module(x)
-        if grad_output is not None:
-            output.backward(grad_output)
-        last_output["output"] = output.detach()
+        last.update(run_module(module, x, grad_output))
 
-    def errors() -> dict[str, Error]:
-        actual = dict(last_output)
-        if grad_output is not None:
-            assert x.grad is not None
-            actual |= {"input gradient": x.grad} | (extra_gradients() if extra_gradients else {})
-        return expected().check(actual)
+    def errors() -> dict[str, float]:
+        tables = {} if grad_table is None or grad_output is None else {"table gradient": grad_table()}
+        reference = expected()
+        return {name: relative_error(tensor, reference[name]) for name, tensor in (last | tables).items()}
 
-    return Prepared(run, errors, release)
+    return Prepared(run, release, errors, TOLERANCE[x.dtype])
 
 
-def set_measurement_options(threads: int | None) -> None:
-    """Switch TF32 off in this process, and set the number of CPU threads, if it is given."""
-    torch.set_num_threads(threads or torch.get_num_threads())
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+def run_module(module: nn.Module, x: Tensor, grad_output: Tensor | None) -> Tensors:
+    """Return the output and, if grad_output is given, the input gradient; parameters then have their gradients."""
+    x.requires_grad_(grad_output is not None)
+    with torch.set_grad_enabled(grad_output is not None):
+        output = module(x)
+    if grad_output is None:
+        return {"output": output}
+    output.backward(grad_output)
+    assert x.grad is not None
+    return {"output": output.detach(), "input gradient": x.grad}
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the relative L2 error; inf for non-finite values or another shape."""
+    if actual.shape != expected.shape or not actual.isfinite().all():
+        return float("inf")
+    difference = actual.detach().double() - expected.detach()
+    return float(difference.norm() / expected.detach().norm().clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def peak_bytes(work: Callable[[], Any], device: torch.device) -> int:
+    """Return the peak of the bytes that PyTorch allocates during work(), minus the bytes allocated before.
+
+    On a GPU this is `torch.cuda.max_memory_allocated`. On a CPU the profiler records each allocation and release of
+    PyTorch's allocator, and the peak is the maximum of the running sum. This is exact and reproducible, unlike the
+    resident memory of the process, which depends on earlier releases, page size and threads. Scratch memory of oneDNN
+    comes from the same allocator and is included; buffers of a BLAS library are not.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler writes to the terminal
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        work()
+    assert profiler.profiler is not None
+    events = profiler.profiler.kineto_results.events()
+    memory = [event for event in events if event.name() == "[memory]"]
+    changes = (event.nbytes() for event in sorted(memory, key=lambda event: event.start_ns()))
+    return max(itertools.accumulate(changes, initial=0))

@@ -1,7 +1,8 @@
-"""Benchmark of ResNet-50 with lambda layers in some stages: ours, and other packages' with the same weights."""
+"""Benchmarks of networks: ResNet-50 with lambda layers in some stages, ours and others', and the paper's models."""
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,13 +10,15 @@ from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import create_model
-from lambdanets_lab.benchmark.layer import OURS, select_candidates
+from lambdanets_lab.benchmark.layer import OURS, select
 from lambdanets_lab.benchmark.measurement import Case, Prepared
-from lambdanets_lab.benchmark.options import Model
+from lambdanets_lab.benchmark.options import TABLE_PASSES, Model, Tables
 from lambdanets_lab.benchmark.peers import PEERS, build_peer
+from lambdanets_lab.paper_models import PAPER_MODELS, ModelSpec
 
 PLAIN = "resnet50"
 NAMES = [PLAIN, OURS, *PEERS]
+TABLE_ROWS = [row for table in TABLE_PASSES for row in PAPER_MODELS[table]]
 
 
 def make_cases(options: Model, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
@@ -50,7 +53,43 @@ def _case(options: Model, device: torch.device, phase: str) -> Case:
         builders[f"{OURS} {pattern}"] = functools.partial(prepare, pattern)
         builders |= {f"{peer} {pattern}": functools.partial(prepare, pattern, peer) for peer in PEERS}
     selected = [entry for entry in builders if entry == PLAIN or entry.split()[0] in (options.candidates or NAMES)]
-    return Case({"image_size": options.image_size, "pass": phase}, select_candidates(builders, selected), PLAIN)
+    return Case({"image_size": options.image_size, "pass": phase}, select(builders, selected), PLAIN)
+
+
+def baseline_row(table: str) -> str:
+    """Return the row that the speeds of a table are compared with."""
+    return "lambda layer" if table == "4" else next(iter(PAPER_MODELS[table]))
+
+
+def make_table_cases(options: Tables, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
+    """Make one case per table and pass, which compares the table's rows."""
+    passes = ((table, phase) for table in options.tables for phase in TABLE_PASSES[table] if phase in options.passes)
+    cases = (_table_case(options, device, table, phase) for table, phase in passes)
+    return [case for case in cases if case.candidates]
+
+
+def _table_case(options: Tables, device: torch.device, table: str, phase: str) -> Case:
+    training = phase == "training"
+    dtype = getattr(torch, options.dtype)
+
+    @functools.cache
+    def model(spec: ModelSpec) -> nn.Module:
+        torch.manual_seed(options.seed)
+        return spec.create(str(device)).to(dtype).train(training)
+
+    def prepare(spec: ModelSpec) -> Prepared:
+        side = options.image_size or spec.image_size
+        if options.image_size and spec.name.startswith("vit_"):  # vision transformers need it as an argument
+            spec = replace(spec, overrides=spec.overrides | {"img_size": options.image_size})
+        # rows that differ only in their image size share a model
+        images = torch.randn(options.batch_size, 3, side, side, device=device, dtype=dtype)
+        return prepare_network(model(replace(spec, image_size=0)), images)
+
+    builders: dict[str, Callable[[], Prepared]] = {
+        row: functools.partial(prepare, spec) for row, spec in PAPER_MODELS[table].items()
+    }
+    candidates = select(builders, options.candidates)
+    return Case({"table": table, "pass": phase}, candidates, baseline_row(table))
 
 
 def prepare_network(model: nn.Module, images: Tensor) -> Prepared:
@@ -66,7 +105,7 @@ def prepare_network(model: nn.Module, images: Tensor) -> Prepared:
         if model.training:
             output.sum().backward()
 
-    return Prepared(run, dict, release)
+    return Prepared(run, release)
 
 
 def set_batch_norm_statistics(model: nn.Module, images: Tensor) -> None:

@@ -1,17 +1,18 @@
 """Draw figures of benchmark results; None if nothing was measured."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.aggregates import fit_exponents, group, median_seconds, ratios
 from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
 from lambdanets_lab.benchmark.measurement import Row
+from lambdanets_lab.benchmark.report import median_seconds, quiet_seconds, ratios
 from lambdanets_lab.plot_style import BASELINES, GRID, REFERENCE
-from lambdanets_lab.timing import summarize
+from lambdanets_lab.timing import fit_exponent, summarize
 
 _LABELS = {CONVOLUTION: "3x3 convolution"}
 
@@ -82,6 +83,27 @@ def draw_scaling(rows: Sequence[Row]) -> Figure | None:
             ax.grid(**GRID)
         time_axes.legend(fontsize=9)
     return figure
+
+
+def group(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return the items by their key, in the order of their first item."""
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def fit_exponents(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
+    """Fit the exponent of time against n to the larger half of the sizes, by candidate, setting and pass."""
+    points = [(row, seconds) for row in rows if (seconds := quiet_seconds(row))]
+    groups = group(points, lambda point: (point[0].candidate, point[0].sizes["setting"], point[0].sizes["pass"]))
+    exponents = {}
+    for key, measured in groups.items():
+        larger = measured[-max(2, math.ceil(len(measured) / 2)) :]
+        exponent = fit_exponent([row.sizes["n"] for row, _ in larger], [seconds for _, seconds in larger])
+        if exponent is not None:
+            exponents[key] = exponent
+    return exponents
 
 
 def _names(rows: Sequence[Row]) -> list[str]:

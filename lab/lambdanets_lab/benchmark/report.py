@@ -1,8 +1,8 @@
 """Write results.json with every sample, and format tables."""
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,6 @@ from lambdanets.errors import InputError
 from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.text_tables import text_table
-from lambdanets_lab.benchmark.aggregates import quiet_seconds, ratios
-from lambdanets_lab.benchmark.kinds import Kind
 from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
 from lambdanets_lab.benchmark.options import CommonOptions
 from lambdanets_lab.results import installed_version
@@ -20,6 +18,7 @@ from lambdanets_lab.timing import summarize
 
 RESULTS = "results.json"
 BASELINE_PACKAGES = ("lambda-networks", "pylocron")
+Quantity = Callable[[Row], float | None]
 
 
 @dataclass
@@ -42,7 +41,7 @@ class Report:
             "rows": rows,
             **self.settings(),
         }
-        write_json(folder / RESULTS, _json_safe(content))
+        write_json(folder / RESULTS, content)
 
     def resume(self, folder: Path) -> None:
         """Load the finished cases from a folder."""
@@ -57,8 +56,8 @@ class Report:
         options = dataclasses.asdict(dataclasses.replace(self.options, out=None))  # without local paths
         settings = {"kind": self.kind, "device": self.device, "options": options}
         versions = {name: installed_version(name) for name in BASELINE_PACKAGES}
-        safe: dict[str, Any] = _json_safe(settings | provenance(versions))
-        return safe
+        content: dict[str, Any] = json.loads(json.dumps(settings | provenance(versions)))
+        return content
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:
@@ -75,17 +74,36 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
 def read_rows(content: Mapping[str, Any]) -> list[Row]:
     """Make rows from the content of results.json."""
     names = [field.name for field in dataclasses.fields(Row)]
-    rows = [Row(**{name: row[name] for name in names if name in row}) for row in content["rows"]]
+    return [Row(**{name: row[name] for name in names if name in row}) for row in content["rows"]]
+
+
+def median_seconds(row: Row) -> float | None:
+    """Return the median time; None if it was not measured."""
+    return summarize(row.seconds).median if row.seconds else None
+
+
+def quiet_seconds(row: Row) -> float | None:
+    """Return the median time; None also if the times are noisy."""
+    return None if row.noisy else median_seconds(row)
+
+
+def ratios(rows: Iterable[Row], quantity: Quantity, base: str) -> list[tuple[Row, float]]:
+    """Pair each row with the ratio of its quantity to that of the candidate `base` in the same case, if both exist."""
+    rows = list(rows)
+    denominators = {tuple(row.sizes.items()): quantity(row) for row in rows if row.candidate == base}
+    pairs = []
     for row in rows:
-        row.errors = {name: float(value) for name, value in row.errors.items()}  # JSON has no infinity
-    return rows
+        numerator, denominator = quantity(row), denominators.get(tuple(row.sizes.items()))
+        if numerator and denominator:
+            pairs.append((row, numerator / denominator))
+    return pairs
 
 
-def case_table(kind: Kind, rows: Sequence[Row], baseline: str | None, batch_size: int) -> str:
-    """Format the rows of one case as a text table, with ratios to the baseline, if there is one."""
+def case_table(rows: Sequence[Row], baseline: str | None, batch_size: int | None = None) -> str:
+    """Format the rows of one case as a text table, with ratios to a baseline. batch_size: to show images/s."""
     title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].sizes.items())
     ratio = {row.candidate: value for row, value in ratios(rows, quiet_seconds, baseline)} if baseline else {}
-    cells = [_cells(row, batch_size if kind.images_per_second else None) for row in rows]
+    cells = [_cells(row, batch_size) for row in rows]
     for row, cell in zip(rows, cells, strict=True):
         if row.candidate in ratio:
             cell[f"/ {baseline}"] = f"{ratio[row.candidate]:.2f}"
@@ -99,7 +117,7 @@ def case_table(kind: Kind, rows: Sequence[Row], baseline: str | None, batch_size
 
 
 def _cells(row: Row, batch_size: int | None) -> dict[str, str]:
-    """The cells of a row by column. batch_size: to show images/s."""
+    """The cells of a row by column."""
     cells = {"candidate": row.candidate}
     if row.seconds and not row.skip_reason:
         median, lower, upper = summarize(row.seconds)
@@ -120,14 +138,3 @@ def _statistics(row: Row) -> dict[str, float]:
         return {}
     median, lower, upper = summarize(row.seconds)
     return {"median_seconds": median, "lower_quartile_seconds": lower, "upper_quartile_seconds": upper}
-
-
-def _json_safe(value: Any) -> Any:
-    """Replace inf and NaN, which JSON does not have, by strings, and tuples by lists."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _json_safe(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_safe(entry) for entry in value]
-    return value

@@ -2,10 +2,13 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 from lambdanets.device import best_device, check_bfloat16
 from lambdanets.errors import InputError
@@ -15,10 +18,33 @@ from lambdanets.provenance import hardware
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.kinds import KINDS
-from lambdanets_lab.benchmark.measurement import Case, MeasureOptions, measure_case, set_measurement_options
+from lambdanets_lab.benchmark import layer, model, plots, scaling
+from lambdanets_lab.benchmark.measurement import Case, Row, measure_case
 from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions, check_candidates
 from lambdanets_lab.benchmark.report import RESULTS, Report, case_table, read_settings
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of benchmark.
+
+    make_cases: makes the cases from options, device and the rows measured so far. candidates: names that
+    --candidates accepts. draw: plots all rows, or returns None if there is nothing to plot.
+    """
+
+    make_cases: Callable[[Any, torch.device, Sequence[Row]], list[Case]]
+    candidates: Sequence[str]
+    draw: Callable[[Sequence[Row]], Figure | None] = lambda rows: None
+    images_per_second: bool = False
+
+
+KINDS = {
+    "layer": Kind(layer.make_cases, layer.NAMES, plots.draw_layer_times),
+    "model": Kind(model.make_cases, model.NAMES, images_per_second=True),
+    "scaling": Kind(scaling.make_cases, scaling.NAMES, plots.draw_scaling),
+    # `lambdanets tables --measured` shows the results and draws their figures
+    "tables": Kind(model.make_table_cases, model.TABLE_ROWS, images_per_second=True),
+}
 
 
 def run(kind: str, options: CommonOptions) -> Path:
@@ -35,7 +61,9 @@ def run(kind: str, options: CommonOptions) -> Path:
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
     advice = "remove it, or choose another folder with --out"
     work_folder = WorkFolder(folder, "a benchmark", report.settings(), read_settings, advice)
-    set_measurement_options(options.threads)
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    torch.set_float32_matmul_precision("highest")  # without TF32
+    torch.backends.cudnn.allow_tf32 = False
     with work_folder.open():
         if work_folder.is_started():
             report.resume(folder)
@@ -71,10 +99,17 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
             case = cases.pop(0)  # releases the inputs of each case after measuring it
             progress.set_note("", label=str(case))
             options = report.options
-            limits = (options.repeats, options.seconds, options.seed)
-            rows = measure_case(case, report.rows, MeasureOptions(device, *limits, progress.set_note))
+            rows = measure_case(
+                case,
+                report.rows,
+                device,
+                repeats=options.repeats,
+                seconds=options.seconds,
+                seed=options.seed,
+                on_progress=progress.set_note,
+            )
             progress.update()
-            echo(*case_table(kind, rows, case.baseline, report.options.batch_size).split("\n"))
+            echo(*case_table(rows, case.baseline, options.batch_size if kind.images_per_second else None).split("\n"))
             report.write(folder)
 
 

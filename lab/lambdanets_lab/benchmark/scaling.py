@@ -14,7 +14,7 @@ from lambdanets.ops import position_interaction
 from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.choose import ALGORITHMS, choose
 from lambdanets_lab.benchmark import attention
-from lambdanets_lab.benchmark.layer import check_memory_limit, select_candidates
+from lambdanets_lab.benchmark.layer import check_memory_limit, select
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Row
 from lambdanets_lab.benchmark.options import Scaling
 from lambdanets_lab.benchmark.peers import Skipped
@@ -94,7 +94,7 @@ def _case(
             if training:
                 output.backward(grad_output)
 
-        return Prepared(run, dict, release)
+        return Prepared(run, release)
 
     def check_limits(candidate: str, needed_bytes: float) -> None:
         free = free_memory(device) / 2 if options.memory is None else options.memory * 2**30
@@ -133,7 +133,7 @@ def _case(
         name: functools.partial(prepare_algorithm, name) for name in ALGORITHMS
     }
     builders[ATTENTION] = prepare_attention
-    return Case(sizes, select_candidates(builders, options.candidates))
+    return Case(sizes, select(builders, options.candidates))
 
 
 def _first_heads(table: Tensor, heads: int) -> Tensor:

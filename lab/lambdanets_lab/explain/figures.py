@@ -96,26 +96,16 @@ def draw_attention(attention: AttentionMap, view: View, image: Image.Image, at: 
     _save(figure, path)
 
 
-def draw_shares(shares: dict[str, np.ndarray], view: View, image: Image.Image, path: Path) -> None:
-    """Draw the share of the position term at each position, one panel per layer."""
-    figure, axes = _panels(len(shares), min(COLUMNS, len(shares)))
-    for axis, (name, share) in zip(axes, shares.items(), strict=False):
-        drawn = _overlay(axis, image, view, share, 0, 1)
-        axis.set_title(f"{name}\nmean {share.mean():.2f}", fontsize=9)
-    figure.colorbar(drawn, ax=axes, label="share of the position term in the output")
-    _save(figure, path)
-
-
-def draw_keys(keys: np.ndarray, layer: str, view: View, image: Image.Image, path: Path) -> None:
-    """Draw the normalized keys (H, W, k), one panel per key, each relative to its maximum."""
-    count = keys.shape[-1]
-    figure, axes = _panels(count, min(COLUMNS, count))
-    for index, axis in enumerate(axes):
-        key = keys[..., index]
-        drawn = _overlay(axis, image, view, key / (np.abs(key).max() or 1.0), 0, 1)
-        axis.set_title(f"key {index}")
-    figure.colorbar(drawn, ax=axes, label="weight in the content lambda / its maximum")
-    figure.suptitle(layer)
+def draw_panels(
+    maps: dict[str, np.ndarray], label: str, view: View, image: Image.Image, path: Path, title: str = ""
+) -> None:
+    """Draw maps with values from 0 to 1 by the titles of their panels. label: of the color bar."""
+    figure, axes = _panels(len(maps), min(COLUMNS, len(maps)))
+    for axis, (name, values) in zip(axes, maps.items(), strict=True):
+        drawn = _overlay(axis, image, view, values, 0, 1)
+        axis.set_title(name, fontsize=9)
+    figure.colorbar(drawn, ax=axes, label=label)
+    figure.suptitle(title)
     _save(figure, path)
 
 

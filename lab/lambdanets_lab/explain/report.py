@@ -43,11 +43,16 @@ def make_report(
 
     def write(folder: Path) -> None:
         figures.draw_attention(attention, view, image, at, folder / "attention.png")
-        figures.draw_shares(shares, view, image, folder / "shares.png")
+        panels = {f"{name}\nmean {share.mean():.2f}": share for name, share in shares.items()}
+        label = "share of the position term in the output"
+        figures.draw_panels(panels, label, view, image, folder / "shares.png")
         figures.draw_receptive_field(field, image, at, folder / "receptive_field.png")
         if "keys" in arrays:
-            maps = np.moveaxis(arrays["keys"], 0, 2) if lambda_layer.multi_head else arrays["keys"]
-            figures.draw_keys(maps.reshape(*maps.shape[:2], -1), layer, view, image, folder / "keys.png")
+            keys = np.moveaxis(arrays["keys"], 0, 2) if lambda_layer.multi_head else arrays["keys"]
+            keys = np.moveaxis(keys.reshape(*keys.shape[:2], -1), 2, 0)
+            panels = {f"key {number}": key / (np.abs(key).max() or 1.0) for number, key in enumerate(keys)}
+            label = "weight in the content lambda / its maximum"
+            figures.draw_panels(panels, label, view, image, folder / "keys.png", layer)
         with atomic_open(folder / "explanation.npz") as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
 

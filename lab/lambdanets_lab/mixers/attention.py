@@ -167,13 +167,7 @@ class AxialAttention(Mixer):
 class _ColumnAttention(nn.Module):
     """Attention within each column of (b, dim, H, W)."""
 
-    def __init__(
-        self,
-        dim: int,
-        dim_out: int,
-        heads: int,
-        max_distance: int,
-    ) -> None:
+    def __init__(self, dim: int, dim_out: int, heads: int, max_distance: int) -> None:
         super().__init__()
         self.heads = heads
         self.projection = conv1x1(dim, 3 * dim_out)

@@ -16,13 +16,7 @@ class Convolution(nn.Conv2d):
     Parameters: 9 dim dim_out. Cost per image: 9 n dim dim_out / stride^2 multiply-adds.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        stride: int = 1,
-    ) -> None:
+    def __init__(self, dim: int, dim_out: int | None = None, *, stride: int = 1) -> None:
         dim_out = dim if dim_out is None else dim_out
         super().__init__(dim, dim_out, 3, stride=stride, padding=1, bias=False)
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
@@ -48,14 +42,7 @@ class ChannelAttention(nn.Sequential):
     Cost per image: 9 n dim dim_out / stride^2 + 2 dim_out s multiply-adds.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        stride: int = 1,
-        squeeze_ratio: int = 16,
-    ) -> None:
+    def __init__(self, dim: int, dim_out: int | None = None, *, stride: int = 1, squeeze_ratio: int = 16) -> None:
         convolution = Convolution(dim, dim_out, stride=stride)
         channels = convolution.out_channels
         super().__init__(convolution, squeeze_excitation(channels, squeeze_ratio))

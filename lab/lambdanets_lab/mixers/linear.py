@@ -26,14 +26,7 @@ class EfficientAttention(Mixer):
     Omitted: biases, and the shortcut, which belongs to the residual block.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        stride: int = 1,
-        heads: int = 8,
-    ) -> None:
+    def __init__(self, dim: int, dim_out: int | None = None, *, stride: int = 1, heads: int = 8) -> None:
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
         self.heads = heads
@@ -62,14 +55,7 @@ class DoubleAttention(Mixer):
     between blocks of convolutions; here it replaces the 3x3 convolutions.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        stride: int = 1,
-        depth: int | None = None,
-    ) -> None:
+    def __init__(self, dim: int, dim_out: int | None = None, *, stride: int = 1, depth: int | None = None) -> None:
         super().__init__(dim, dim_out, stride)
         depth = max(self.dim_out // 2, 1) if depth is None else depth
         check_sizes(depth=depth)

@@ -14,7 +14,6 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -254,15 +253,7 @@ def _rank(
         found = table.select(["key", "class"]).take(rows).append_column("row", [rows]).append_column("score", [score])
         database.register("confident", found.append_column("shard", [np.full(len(rows), number)]))
         database.execute(_ADD, {"seed": criteria["seed"]})
-    with ThreadPoolExecutor(1) as worker:  # in the main thread, DuckDB would delay signals
-        ranked = worker.submit(database.execute, _RANK)
-        try:
-            while wait([ranked], 0.1).not_done:
-                check_signals()
-        except BaseException:
-            database.interrupt()
-            raise
-        ranked.result()
+    database.execute(_RANK)
 
 
 def _copies(

@@ -2,14 +2,12 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from lambdanets.errors import InputError
-from lambdanets.files import open_regular
-from lambdanets.records import parse_json
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.records import read_json
 from lambdanets_lab.paired import confidence_interval, paired_differences
 from lambdanets_lab.studies.catalog import STUDIES
 from lambdanets_lab.studies.execution import Plan
@@ -31,22 +29,12 @@ def collect(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     common = {name: last[name] for name in _COMMON_FIELDS}
     data = common["data"].replace(plan.recipe.data, recipe["data"])
     common["data"] = data.replace(f"with seed {last['seed']}", "with the seed of the run")
-    machines: list[dict[str, Any]] = []
-    runs = []
-    for result in results:
-        machine = {name: result[name] for name in _MACHINE_FIELDS}
-        machines += [] if machine in machines else [machine]
-        runs.append({name: result[name] for name in _RUN_FIELDS} | {"machine": machines.index(machine)})
-    return {
-        "kind": "comparison",
-        "finished": len(results) == len(plan.runs()),
-        **common,
-        "seeds": list(plan.seeds),
-        "studies": {name: _statistics(name, plan.study_variants(name), runs) for name in plan.studies},
-        "recipe": recipe,
-        "machines": machines,
-        "runs": runs,
-    }
+    runs = [
+        {name: result[name] for name in _RUN_FIELDS} | {"machine": {name: result[name] for name in _MACHINE_FIELDS}}
+        for result in results
+    ]
+    finished = len(results) == len(plan.runs())
+    return {"kind": "comparison", "finished": finished, **common, "recipe": recipe, **_summarize(plan.studies, runs)}
 
 
 def read_comparison(*paths: Path) -> dict[str, Any]:
@@ -54,64 +42,48 @@ def read_comparison(*paths: Path) -> dict[str, Any]:
 
     The statistics are computed from the runs. Raises InputError for other files, and if a run occurs twice.
     """
-    contents = {path: _read(path) for path in paths}
-    first_path, *others = contents
-    first = contents[first_path]
-    for path in others:
-        _check_same_setup(first, contents[path], f"{first_path} and {path}")
-    machines: list[Any] = []
+    contents = {path: read_json(path, dict[str, Any]) for path in paths}
     runs: dict[tuple[str, int], dict[str, Any]] = {}
-    labels: dict[str, set[str]] = {}
-    parameters: dict[str, int] = {}
     for path, content in contents.items():
+        if content.get("kind") != "comparison":
+            raise InputError(f"{path} must be the results.json of a comparison, got another file")
+        _check_same_setup(contents[paths[0]], content, f"{paths[0]} and {path}")
         for run in content["runs"]:
             variant, seed = key = run["variant"], run["seed"]
             if key in runs:
                 raise InputError(f"results to merge must have different runs, got {variant}, seed {seed} twice: {path}")
-            if parameters.setdefault(variant, run["parameters"]) != run["parameters"]:
-                raise InputError(f"runs of {variant} must have the same number of parameters, got others in {path}")
-            machine = content["machines"][run["machine"]]
-            machines += [] if machine in machines else [machine]
-            runs[key] = {**run, "machine": machines.index(machine)}
-        for name, study in content["studies"].items():
-            labels.setdefault(name, set()).update(row["label"] for row in study.get("variants", ()))
+            runs[key] = run | {"machine": content["machines"][run["machine"]]}
+    studies = [name for name in STUDIES if any(name in content["studies"] for content in contents.values())]
+    finished = all(content["finished"] for content in contents.values())
+    return contents[paths[0]] | {"finished": finished} | _summarize(studies, list(runs.values()))
+
+
+def _summarize(studies: Iterable[str], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return seeds, statistics of the studies, machines, and runs with the indices of their machines."""
+    machines: list[dict[str, Any]] = []
+    for run in runs:
+        machines += [] if run["machine"] in machines else [run["machine"]]
     return {
-        **first,
-        "finished": all(content["finished"] for content in contents.values()),
-        "seeds": sorted({seed for _, seed in runs}),
-        "studies": {name: _statistics(name, labels[name], list(runs.values())) for name in STUDIES if name in labels},
+        "seeds": sorted({run["seed"] for run in runs}),
+        "studies": {name: _statistics(name, runs) for name in studies},
         "machines": machines,
-        "runs": list(runs.values()),
+        "runs": [run | {"machine": machines.index(run["machine"])} for run in runs],
     }
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read one file. Raises InputError if it is not the results of a comparison."""
-    try:
-        with open_regular(path) as file:
-            content: dict[str, Any] = parse_json(file.read(), dict[str, Any], f"{path} is damaged")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
-    if content.get("kind") != "comparison":
-        raise InputError(f"{path} must be the results.json of a comparison, got another file")
-    return content
-
-
 def _check_same_setup(first: Mapping[str, Any], other: Mapping[str, Any], files: str) -> None:
-    """Raise InputError unless data and recipe are equal. Fields that an older file lacks have their defaults."""
+    """Raise InputError unless data and recipe are equal; only fields are compared that both recipes have."""
     for field in _COMMON_FIELDS:
         if other[field] != first[field]:
             raise InputError(f"{files} must have the same {field}, got {first[field]} and {other[field]}")
-    recipes = [
-        ClassificationRecipe.from_fields(content["recipe"], f"the recipe in {files}") for content in (first, other)
-    ]
-    for field in (each.name for each in fields(ClassificationRecipe) if each.name not in _NOT_COMPARED):
-        values = [getattr(recipe, field) for recipe in recipes]
+    recipes = first["recipe"], other["recipe"]
+    for field in recipes[0].keys() & recipes[1].keys() - {*_NOT_COMPARED}:
+        values = [recipe[field] for recipe in recipes]
         if values[0] != values[1]:
             raise InputError(f"{files} must have recipes with the same {field}, got {values[0]} and {values[1]}")
 
 
-def _statistics(study: str, labels: Iterable[str], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _statistics(study: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return question, baseline and one row per variant that has runs: those with most seeds first, then by mean.
 
     mean_difference, std_difference, interval: of paired differences to the baseline; the interval is that of 95%
@@ -123,8 +95,7 @@ def _statistics(study: str, labels: Iterable[str], runs: Sequence[Mapping[str, A
     parameters = {run["variant"]: run["parameters"] for run in runs}
     baseline = top1.get(STUDIES[study].variants[STUDIES[study].baseline].name, {})
     rows = []
-    for label in (label for label in STUDIES[study].variants if label in set(labels)):
-        variant = STUDIES[study].variants[label]
+    for label, variant in STUDIES[study].variants.items():
         if variant.name not in top1:
             continue
         values = list(top1[variant.name].values())

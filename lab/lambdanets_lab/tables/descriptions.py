@@ -27,8 +27,9 @@ TITLES = {
 PARAGRAPHS = {
     "2": "Attention needs an attention map for each example and head. A lambda layer needs embeddings that are "
     "shared by the whole batch, and computes one lambda per position for all heads, which divides its time by "
-    "h. With a local scope r, the time is linear in n. Exponents of lambda layers are fitted to the multiply-adds "
-    "that this package executes over a grid of sizes; they match within 0.05. Space was not fitted.",
+    "h. With a local scope r, the time is linear in n. Exponents of lambda layers are those of the "
+    "multiply-adds that this package executes as one size grows fourfold; they match within 0.05. Space was not "
+    "counted.",
     "3": "Every 3x3 convolution of ResNet-50 is replaced by another layer. Lambda layers have the fewest "
     "parameters, because their projections are small and the size of the embedding table does not depend on "
     "the number of channels. For rows that the paper quotes from other papers, we put that layer into every "

@@ -6,8 +6,7 @@ from functools import cache
 
 from lambdanets_lab.models.counting import count_flops, count_parameters, count_parameters_in_use
 from lambdanets_lab.paper_models import OTHER_NETWORKS, PAPER_MODELS, ModelSpec, structure
-from lambdanets_lab.tables import complexity
-from lambdanets_lab.tables.memory import paper_memory
+from lambdanets_lab.tables.costs import exponents, matches_term, paper_memory
 from lambdanets_lab.tables.paper import COUNTABLE, PaperNumber
 
 MATCH, DIFFERS, NOT_REPRODUCIBLE = "match", "differs", "not reproducible"
@@ -123,8 +122,8 @@ def _count(column: str, spec: ModelSpec, single_application: bool) -> int:
 
 
 def _compare_fitted(number: PaperNumber) -> Comparison:
-    fitted = complexity.exponents(number.table, number.row)
+    fitted = exponents(number.table, number.row)
     if fitted is None:
         return Comparison(number, None, NOT_FITTED)
     ours = " ".join(f"{name}^{exponent:z.2f}" for name, exponent in fitted.items())
-    return Comparison(number, ours, MATCH if complexity.matches_term(str(number.value), fitted) else DIFFERS)
+    return Comparison(number, ours, MATCH if matches_term(str(number.value), fitted) else DIFFERS)

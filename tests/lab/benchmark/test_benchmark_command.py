@@ -7,9 +7,11 @@ import signal
 import pytest
 
 from lambdanets.cli import main
-from lambdanets_lab.benchmark import layer, model, scaling
+from lambdanets_lab.benchmark import layer, model, report, scaling
 from lambdanets_lab.benchmark import run as benchmark
-from lambdanets_lab.benchmark.measurement import NOT_REACHED
+from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
+from lambdanets_lab.benchmark.options import Layer
+from lambdanets_lab.benchmark.plots import fit_exponents
 from lambdanets_lab.benchmark.report import RESULTS
 
 QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
@@ -59,6 +61,7 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatc
     reasons = [row["skip_reason"] for row in results["rows"] if row not in ran]
     assert all("not installed" in reason or "for CUDA devices" in reason for reason in reasons)
     assert kind != "layer" or all(row["errors"] for row in ran)
+    assert {"commit", "versions", "hardware"} <= results.keys()
     assert all(row["peak_bytes"] and len(row["seconds"]) in (3, 6, 9) for row in ran)  # noisy candidates run again
     assert (out / f"{kind}.png").is_file() == (kind != "model")
     printed = capsys.readouterr().out
@@ -70,10 +73,10 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatc
 def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, tmp_path, capsys, monkeypatch):
     measure_case, out = benchmark.measure_case, tmp_path / "out"
 
-    def with_signal(case, rows, options):
+    def with_signal(case, rows, *arguments, **options):
         if rows:
             os.kill(os.getpid(), signal_number)
-        return measure_case(case, rows, options)
+        return measure_case(case, rows, *arguments, **options)
 
     arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
     with monkeypatch.context() as patch:
@@ -109,3 +112,66 @@ def test_rejects_invalid_options_before_creating_a_folder(arguments, message, tm
     monkeypatch.chdir(tmp_path)
     assert message in error_line(capsys, *arguments)
     assert not list(tmp_path.iterdir())
+
+
+def test_tables_show_the_measured_speeds(tmp_path, capsys):
+    out = tmp_path / "speed"
+    rows = ["--candidates", "C-C-C-C", "C-C-C-L"]
+    arguments = [
+        "benchmark",
+        "tables",
+        "--tables",
+        "12",
+        "13",
+        *rows,
+        "--batch-size",
+        "2",
+        *QUICK,
+        "--image-size",
+        "32",
+    ]
+    assert main([*arguments, "--out", str(out)]) == 0
+    results = json.loads((out / RESULTS).read_text())
+    assert results["finished"]
+    assert [(row["sizes"], row["candidate"]) for row in results["rows"]] == [
+        ({"table": "12", "pass": "inference"}, "C-C-C-C"),
+        ({"table": "12", "pass": "inference"}, "C-C-C-L"),
+    ]
+    assert all(row["peak_bytes"] > 2 * 3 * 32 * 32 for row in results["rows"])
+    assert all(len(row["seconds"]) in (3, 6, 9) for row in results["rows"])  # noisy rows run again
+    header = next(line for line in capsys.readouterr().out.splitlines() if "images/s" in line)
+    assert "/ C-C-C-C" in header
+    assert "error" not in header
+    assert main(["tables", "12", "--measured", str(out / RESULTS)]) == 0
+    printed = capsys.readouterr().out
+    assert "1.00x the speed of C-C-C-C (paper: 1.00x); batch 2, 32 px, peak" in printed
+    assert "x the speed of C-C-C-C (paper: 0.99x); batch 2, 32 px, peak" in printed
+    assert "Speeds measured on " in printed
+
+
+def rows_with_times(times, **sizes):
+    return [Row(sizes, name, seconds=[seconds] * 3, errors={"output": 1e-7}) for name, seconds in times.items()]
+
+
+def test_exponent_is_fitted_to_the_larger_half_of_sizes():
+    rows = []
+    for n, seconds in ((16, 1.0), (64, 1.0), (256, 2.0), (1024, 8.0)):
+        rows += rows_with_times({"convolution": seconds}, setting="square map", n=n, **{"pass": "inference"})
+    assert fit_exponents(rows) == {("convolution", "square map", "inference"): pytest.approx(1.0)}
+
+
+NOISY = [
+    *rows_with_times({"lambdanets": 2.0, "convolution": 1.0}, shape="a", scope=7, **{"pass": "inference"}),
+    Row({"shape": "b", "scope": 7, "pass": "inference"}, "lambdanets", seconds=[1.0, 1.0, 4.0, 4.0]),
+    *rows_with_times({"convolution": 8.0}, shape="b", scope=7, **{"pass": "inference"}),
+]
+
+
+def test_case_table_and_results_file_mark_noisy_times(tmp_path):
+    table = report.case_table(NOISY[2:], "lambdanets").splitlines()
+    assert "(noisy)" in table[3]
+    assert "(noisy)" not in table[4]
+    assert "/ lambdanets" not in table[2]  # the ratio to noisy times
+    report.Report("layer", Layer(), "cpu", "2026-01-01", NOISY).write(tmp_path)
+    rows = json.loads((tmp_path / report.RESULTS).read_text())["rows"]
+    assert [row["noisy"] for row in rows] == [False, False, True, False]

@@ -1,54 +1,53 @@
-"""Incorrect candidates are not measured, and a failing candidate does not affect the others."""
+"""Incorrect candidates and too large sizes are not measured, and a failing candidate does not affect the others."""
 
 import pytest
 import torch
 
+from lambdanets_lab.benchmark import scaling
 from lambdanets_lab.benchmark.measurement import (
     NOT_REACHED,
-    Candidate,
     Case,
-    MeasureOptions,
     Prepared,
+    Row,
     measure_case,
+    peak_bytes,
     prepare_module,
+    run_module,
 )
+from lambdanets_lab.benchmark.options import Scaling
 from lambdanets_lab.benchmark.peers import Skipped
-from lambdanets_lab.benchmark.reference import Error, compute_expected, reference_copy
 
-OPTIONS = MeasureOptions(torch.device("cpu"), repeats=3, seconds=600.0)
-
-
-def candidate(name, error=0.0, ran_names=None, run=None):
-    """A candidate with this error. ran_names: list to which each run appends the name."""
-
-    def prepare():
-        return Prepared(
-            run or (lambda: None if ran_names is None else ran_names.append(name)),
-            lambda: {"output": Error(error, 1e-4)},
-            lambda: None,
-        )
-
-    return Candidate(name, prepare)
+CPU = torch.device("cpu")
+MIB = 2**20
 
 
-def failing_candidate(name, error):
+def measure(**candidates):
+    return measure_case(Case({}, candidates), [], CPU, repeats=3, seconds=600.0)
+
+
+def candidate(error=0.0, run=lambda: None):
+    return lambda: Prepared(run, lambda: None, lambda: {"output": error}, 1e-4)
+
+
+def failing(error):
     """A candidate whose builder raises."""
 
     def prepare():
         raise error
 
-    return Candidate(name, prepare)
+    return prepare
 
 
 def test_only_correct_candidates_are_timed():
-    ran_names = []
-    failing = [failing_candidate("a", Skipped("not installed")), failing_candidate("b", RuntimeError("no\nkernel"))]
-    candidates = [*failing, candidate("wrong", 0.2, ran_names), candidate("right", 1e-6)]
-    rows = measure_case(Case({}, candidates), [], OPTIONS)
+    runs = []
+    wrong = candidate(0.2, lambda: runs.append("wrong"))
+    rows = measure(
+        a=failing(Skipped("not installed")), b=failing(RuntimeError("no\nkernel")), c=wrong, d=candidate(1e-6)
+    )
     reason = "wrong: output has a relative error of 2.0e-01, the tolerance is 1e-04"
     assert [row.skip_reason for row in rows] == ["not installed", "RuntimeError: no kernel", reason, None]
     assert [len(row.seconds) >= 3 for row in rows] == [False, False, False, True]
-    assert ran_names == ["wrong"]
+    assert runs == ["wrong"]
 
 
 def test_interrupted_case_is_marked_as_not_reached():
@@ -59,11 +58,10 @@ def test_interrupted_case_is_marked_as_not_reached():
             raise KeyboardInterrupt
 
     rows = []
-    with pytest.raises(KeyboardInterrupt):
-        measure_case(Case({}, [candidate("a", run=run)]), rows, OPTIONS)
-    assert (len(rows[0].seconds), rows[0].skip_reason) == (2, NOT_REACHED)
-    with pytest.raises(KeyboardInterrupt):
-        measure_case(Case({}, [candidate("a"), candidate("b", run=run)]), rows, OPTIONS)
+    for candidates in ({"a": candidate(run=run)}, {"a": candidate(), "b": candidate(run=run)}):
+        with pytest.raises(KeyboardInterrupt):
+            measure_case(Case({}, candidates), rows, CPU, repeats=3, seconds=600.0)
+    assert len(rows[0].seconds) == 2
     assert [row.skip_reason for row in rows] == [NOT_REACHED] * 3
 
 
@@ -71,7 +69,30 @@ def test_peak_memory_excludes_gradients_of_earlier_runs():
     torch.manual_seed(0)
     module, x = torch.nn.Conv2d(4, 4, 1, bias=False), torch.randn(1, 4, 16, 16)
     gradient = torch.randn_like(x)
-    prepared = prepare_module(module, x, gradient, lambda: compute_expected(reference_copy(module), x, gradient))
-    rows = measure_case(Case({}, [Candidate("a", lambda: prepared), Candidate("b", lambda: prepared)]), [], OPTIONS)
+    prepared = prepare_module(module, x, gradient, lambda: run_module(module, x.clone(), gradient))
+    rows = measure(a=lambda: prepared, b=lambda: prepared)
     assert rows[0].peak_bytes == rows[1].peak_bytes >= 2 * x.nbytes  # output and input gradient
-    assert rows[0].errors.keys() == {"output", "input gradient"}
+    assert rows[0].errors == {"output": 0.0, "input gradient": 0.0}
+
+
+def test_peak_is_the_sum_of_simultaneous_allocations():
+    def work():
+        first = torch.empty(MIB, dtype=torch.uint8)
+        second = torch.empty(2 * MIB, dtype=torch.uint8)
+        del first, second
+        torch.empty(2 * MIB, dtype=torch.uint8)
+
+    assert peak_bytes(work, CPU) == 3 * MIB
+    before = torch.ones(MIB)
+    assert peak_bytes(lambda: before.sigmoid_(), CPU) == 0
+
+
+@pytest.mark.parametrize(
+    ("side", "memory", "reason"), [(16, 1.0, "takes 5.0 s for n = 9"), (512, 0.25, "would need about")]
+)
+def test_sizes_of_scaling_that_exceed_the_limits_are_skipped(side, memory, reason):
+    rows = [Row({"setting": "square map", "n": 9, "pass": "inference"}, "query_order", seconds=[5.0])]
+    options = Scaling(sides=(side,), lengths=(), passes=("inference",), candidates=("query_order",), memory=memory)
+    (case,) = scaling.make_cases(options, CPU, rows)
+    (row,) = measure_case(case, rows, CPU)
+    assert row.skip_reason.startswith(reason)

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import lambdanets as ln
-from lab.demo.uploads import encode
+from lab.demo.browser import encode
 from lambdanets.cli import main
 from lambdanets_lab.demo.examples import example_images
 

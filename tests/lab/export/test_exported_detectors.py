@@ -74,18 +74,13 @@ def test_openvino_detector_without_hidden_padding_detects_the_same_objects(
     assert_same_objects(exported, [nn.functional.interpolate(image, (71, 90)) for image in scattered_digits])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 2}, "batch_size must be 1 for a detector, got 2"),
-        ({"to": "aoti"}, "to must be onnx, openvino or pt2 for a detector, got aoti"),
-        ({"int8": "digits"}, "model must be a classifier for int8, got Detector"),
-    ],
-)
-def test_detector_export_rejects_invalid_arguments(options, message, exported_detector, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=message):
-        ln.export(exported_detector.detector, tmp_path / ("m.pt2" if "to" in options else "m.onnx"), **options)
+def test_detector_export_rejects_invalid_arguments(exported_detector, tmp_path):
+    for options, message in (
+        ({"batch_size": 2}, "batch_size must be 1"),
+        ({"to": "aoti"}, "to must be onnx, openvino or"),
+    ):
+        with pytest.raises(InputError, match=f"{message}.* for a detector, got"):
+            ln.export(exported_detector.detector, tmp_path / ("m.pt2" if "to" in options else "m.onnx"), **options)
     assert not list(tmp_path.iterdir())
 
 

@@ -12,17 +12,48 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not inst
 openvino = pytest.importorskip("openvino", reason="openvino is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
-MAPS, SEQUENCE, VOLUME, TOKENS = (2, 8, 14, 18), (2, 8, 40), (2, 8, 4, 6, 5), (2, 30, 8)
-LAYERS = {  # strided maps are below, with a mask
-    "dilated, multi-head, position bias": (
-        LambdaLayer2d,
-        {"scope": 5, "dilation": 2, "multi_head": True, "heads": 2, "position_bias": True},
-        MAPS,
+MAPS_2D = {"scope": 7, "stride": 2, "intra_depth": 4, "normalize_keys": "l2", "normalize_queries": "softmax"}
+DILATED = {"scope": 5, "dilation": 2, "multi_head": True, "heads": 2, "position_bias": True}
+# Layers, and their inputs for sizes b, n, m.
+LAYERS = {
+    "dilated": (LambdaLayer2d(8, **DILATED), lambda b, n, m: {"x": torch.randn(b, 8, n, m)}),
+    "volume": (
+        LambdaLayer3d(8, scope=None, grid=(7, 11, 9)),
+        lambda b, n, m: {"x": torch.randn(b, 8, 1 + m // 3, n // 2, m // 2)},
     ),
-    "volume, global scope": (LambdaLayer3d, {"scope": None, "grid": (7, 11, 9)}, VOLUME),
-    "causal sequence": (LambdaLayer1d, {"scope": 7, "causal": True}, SEQUENCE),
-    "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((9,), 16)}, TOKENS),
-    "causal tokens, L2 keys": (LambdaLayer, {"causal": True, "position": False, "normalize_keys": "l2"}, TOKENS),
+    "causal sequence": (
+        LambdaLayer1d(8, scope=7, causal=True),
+        lambda b, n, m: {"x": torch.randn(b, 8, 4 * n)},
+    ),
+    "tokens": (
+        LambdaLayer(8, embedding=RelativeEmbedding((9,), 16)),
+        lambda b, n, m: {"x": torch.randn(b, 4 * n, 8)},
+    ),
+    "causal tokens": (
+        LambdaLayer(8, causal=True, position=False, normalize_keys="l2"),
+        lambda b, n, m: {"x": torch.randn(b, 4 * n, 8)},
+    ),
+    "padded maps": (
+        LambdaLayer2d(8, **MAPS_2D),
+        lambda b, n, m: {"x": torch.randn(b, 8, n, m), "mask": torch.rand(b, n, m) > 0.3},
+    ),
+    "masked pairs": (
+        LambdaLayer(8),
+        lambda b, n, m: {
+            "x": torch.randn(b, n, 8),
+            "context": torch.randn(b, m, 8),
+            "mask": torch.rand(b, n, m) > 0.3,
+            "embeddings": torch.randn(n, m, 16),
+        },
+    ),
+    "padded context": (
+        LambdaLayer(8, position=False),
+        lambda b, n, m: {
+            "x": torch.randn(b, n, 8),
+            "context": torch.randn(b, m, 8),
+            "mask": torch.rand(b, 1, m) > 0.3,
+        },
+    ),
 }
 
 
@@ -47,24 +78,24 @@ def relative_error(output, expected):
     return (output - expected).norm() / expected.norm()
 
 
-@pytest.mark.parametrize(("layer_type", "options", "shape"), LAYERS.values(), ids=LAYERS.keys())
-def test_dynamic_graph_equals_the_layer_at_three_other_sizes(layer_type, options, shape, tmp_path, monkeypatch):
+@pytest.mark.parametrize("case", LAYERS)
+def test_dynamic_graph_equals_the_layer_at_three_other_sizes(case, tmp_path, monkeypatch):
     torch.manual_seed(0)
-    monkeypatch.setattr(causal, "_MAX_EXPORTED_CHUNKS", 8)  # of 16 positions; the largest case needs 6
-    layer = layer_type(8, **options).eval()
+    monkeypatch.setattr(causal, "_MAX_EXPORTED_CHUNKS", 8)  # of 16 positions; the largest case needs 5
+    layer, make_inputs = LAYERS[case]
+    layer.eval()
     if layer.position_bias is not None:
         nn.init.normal_(layer.position_bias)
-    channel_axis = 2 if layer_type is LambdaLayer else 1
-    dynamic = ((torch.export.Dim.AUTO,) * len(shape),)
-    program = torch.export.export(layer, (torch.randn(shape),), dynamic_shapes=dynamic)
-    runtimes = export_to_both(program, ["x"], tmp_path / "layer.onnx")
-    for batch, factor in ((1, 0.5), (3, 1.7), (2, 0.15)):
-        size = [side if axis == channel_axis else max(1, int(side * factor)) for axis, side in enumerate(shape)]
-        x = torch.randn(batch, *size[1:])
+    inputs = make_inputs(2, 9, 6)
+    sizes = {name: (torch.export.Dim.AUTO,) * x.ndim for name, x in inputs.items()}
+    program = torch.export.export(layer, (), inputs, dynamic_shapes=sizes)
+    runtimes = export_to_both(program, list(inputs), tmp_path / "layer.onnx")
+    for shape in ((1, 5, 11), (3, 13, 4), (2, 20, 17)):
+        inputs = make_inputs(*shape)
         with torch.no_grad():
-            expected = layer(x)
+            expected = layer(**inputs)
         for run in runtimes:
-            assert relative_error(run(x)[0], expected) <= 1e-5
+            assert relative_error(run(*inputs.values())[0], expected) <= 1e-5
 
 
 def test_causal_graph_is_exact_for_keys_of_large_range():
@@ -103,46 +134,3 @@ def test_exported_decoding_step_equals_the_layer_on_the_whole_sequence(layer_typ
             output, *state = run(x[:, :, position], *state)
             outputs.append(output)
         assert relative_error(torch.stack(outputs, 2), expected) <= 1e-5
-
-
-def make_inputs(case, b, n, m):
-    """Return the inputs of a layer by name, at sizes n and m."""
-    x, maps = torch.randn(b, n, 8), torch.randn(b, 8, n, m)
-    mask = torch.rand(b, n, m) > 0.3
-    return {
-        "padded maps": {"x": maps, "mask": mask},
-        "masked pairs": {
-            "x": x,
-            "context": torch.randn(b, m, 8),
-            "mask": mask,
-            "embeddings": torch.randn(n, m, 16),
-        },
-        "padded context": {"x": x, "context": torch.randn(b, m, 8), "mask": mask[:, :1]},
-    }[case]
-
-
-@pytest.mark.parametrize(
-    ("case", "layer"),
-    [
-        (
-            "padded maps",
-            LambdaLayer2d(8, scope=7, stride=2, intra_depth=4, normalize_keys="l2", normalize_queries="softmax"),
-        ),
-        ("masked pairs", LambdaLayer(8)),
-        ("padded context", LambdaLayer(8, position=False)),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
-def test_exported_layers_accept_masks_contexts_and_embeddings(case, layer, tmp_path):
-    torch.manual_seed(0)
-    layer.eval()
-    inputs = make_inputs(case, 2, 9, 6)
-    sizes = {name: (torch.export.Dim.AUTO,) * x.ndim for name, x in inputs.items()}
-    program = torch.export.export(layer, (), inputs, dynamic_shapes=sizes)
-    runtimes = export_to_both(program, list(inputs), tmp_path / "layer.onnx")
-    for shape in ((1, 5, 11), (3, 13, 4), (2, 20, 17)):
-        inputs = make_inputs(case, *shape)
-        with torch.no_grad():
-            expected = layer(**inputs)
-        for run in runtimes:
-            assert relative_error(run(*inputs.values())[0], expected) <= 1e-5

@@ -1,9 +1,6 @@
 """Batches of labeled and pseudo-labeled images."""
 
-import random
 from collections import Counter
-from dataclasses import replace
-from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,15 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from data.same_batches import assert_same
 from lambdanets.data.labeled_images import ImageArray, ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.training.micro_batches import accumulation_steps, images_per_rank
-from lambdanets_lab.pseudo.recipe import StudentRecipe
 from lambdanets_lab.pseudo.student import StudentImages, StudentOrder, StudentTask
-
-SLICES = [BatchSlice(), BatchSlice(accumulation_steps=3), BatchSlice(0, 2), BatchSlice(1, 2, 2)]
 
 
 class SoftLabeled(ImageArray):
@@ -47,14 +39,7 @@ def to_tensor(image):
     return torch.from_numpy(np.array(image)).float()[None]
 
 
-def add_noise(image):
-    """Add random numbers from all generators that a transform may use."""
-    return to_tensor(image) + random.random() / 3 + np.random.random() / 3 + torch.rand(()) / 3
-
-
-def make_loader(
-    transform=to_tensor, *, labeled=11, pseudo=7, pseudo_batch_size=6, batch_size=4, smoothing=0.0, **options
-):
+def make_loader(*, labeled=11, pseudo=7, pseudo_batch_size=6, batch_size=4, smoothing=0.0, **options):
     """Load labeled images of brightness 0, 1, ... and pseudo-labeled images of brightness 100, 101, ..."""
     labeled = make_images(labeled) if isinstance(labeled, int) else labeled
     pseudo = make_images(pseudo, SoftLabeled, 100) if isinstance(pseudo, int) else pseudo
@@ -62,7 +47,7 @@ def make_loader(
     batch_slice = options.get("batch_slice", BatchSlice())
     order = StudentOrder(images, batch_size, pseudo_batch_size, 0, batch_slice)
     options = {"channels": 1, "seed": 0, "training": True, "workers": 0, "order": order} | options
-    return ImageBatches(images, transform, batch_size=batch_size, **options)
+    return ImageBatches(images, to_tensor, batch_size=batch_size, **options)
 
 
 def brightness(batch):
@@ -87,22 +72,6 @@ def test_pseudo_labeled_images_have_their_own_epochs(shard_sizes):
     assert len({*map(tuple, epochs)}) > 12
 
 
-@pytest.mark.parametrize("batch_slice", SLICES, ids=str)
-@pytest.mark.parametrize("steps_done", [0, 1, 2, 3, 7])
-def test_batches_of_both_sets_resume_in_mid_epoch(steps_done, batch_slice):
-    def new_loader():
-        pseudo = make_images(7, SoftLabeled, 100, [2, 0, 1, 4])
-        return make_loader(add_noise, pseudo=pseudo, labeled=24, batch_size=12, batch_slice=batch_slice)
-
-    expected = [*iterate_epochs(new_loader(), 8)]
-    interrupted = new_loader()
-    list(islice(iterate_epochs(interrupted, 8), steps_done * batch_slice.accumulation_steps))
-    resumed = new_loader()
-    resumed.load_state_dict(interrupted.state_dict())
-    actual = [*resumed, *resumed]
-    assert_same(actual, expected[steps_done * batch_slice.accumulation_steps :][: len(actual)])
-
-
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_ranks_and_micro_batches_divide_both_sets(accumulation_steps):
     by_rank = [
@@ -117,22 +86,6 @@ def test_ranks_and_micro_batches_divide_both_sets(accumulation_steps):
         assert [batch.step_images for batch in batches] == [18, 18]
         assert [sum(n < 100 for n in brightness(batch)) for batch in batches] == [6 // accumulation_steps] * 2
         assert abs(len(batches[0].images) - len(batches[1].images)) <= 1
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("labeled_images", [2, 3, 8])
-@pytest.mark.parametrize("ratio", [0.5, 1.25, 14.0])
-def test_loader_accepts_the_micro_batches_chosen_for_memory(ratio, labeled_images, world_size):
-    recipe = StudentRecipe(**vars(replace(DIGITS, batch_size=4)), pseudo_ratio=ratio)
-    if min(4, labeled_images) // world_size + recipe.pseudo_batch_size // world_size < 2:
-        return
-    for rank in range(world_size):
-        steps = accumulation_steps(*images_per_rank(recipe, labeled_images, world_size, 2), 2, 2)
-        batch_slice = BatchSlice(rank, world_size, steps, 2)
-        sizes = {"labeled": labeled_images, "pseudo_batch_size": recipe.pseudo_batch_size}
-        batches = [*make_loader(**sizes, batch_slice=batch_slice)]
-        assert len(batches) > 0
-        assert all(len(batch.images) >= 2 for batch in batches)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])

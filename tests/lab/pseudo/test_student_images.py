@@ -1,7 +1,6 @@
 """The images of a selection are joined with their labels."""
 
 import json
-import pickle
 from collections import Counter
 
 import numpy as np
@@ -29,15 +28,6 @@ def read_rows(selection):
     return [row for table in tables for row in table.to_pylist()]
 
 
-def load_all(images):
-    """Return the pixels and the label of each image by name."""
-    return {
-        images.name(number): (np.array(image).tobytes(), np.asarray(label).tolist())
-        for number in range(len(images))
-        for image, label in [images.load(number)]
-    }
-
-
 def test_images_are_joined_with_their_rows(shards, selection):
     images = open_images(shards, selection, soft=False)
     shard_images = open_shards(str(shards))[0]["train"]
@@ -48,7 +38,6 @@ def test_images_are_joined_with_their_rows(shards, selection):
         assert f"/{row['key']}." in images.name(number)
         assert np.array_equal(images.load(number)[0], shard_images.load(number)[0])
         assert images.load(number)[1] == row["class"]
-    assert load_all(pickle.loads(pickle.dumps(images))) == load_all(images)
 
 
 def test_images_are_repeated_as_often_as_they_have_copies(shards, tmp_path):

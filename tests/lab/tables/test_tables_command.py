@@ -1,3 +1,4 @@
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,12 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets_lab.tables import paper
-from lambdanets_lab.tables.paper import select_numbers
+from lambdanets_lab.tables.paper import PaperNumber, paper_numbers, select_numbers
 from lambdanets_lab.tables.plots import draw
+from lambdanets_lab.tables.rendering import to_json
+from lambdanets_lab.tables.verdicts import MATCH, NOT_REPRODUCIBLE, compare, summary
 
-pytestmark = pytest.mark.xdist_group("figures")  # one worker counts the models once for both files
+pytestmark = pytest.mark.xdist_group("figures")  # one worker counts the models once
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,12 +70,22 @@ def test_command_reproduces_the_committed_page(tmp_path):
         (["--check", "--measured", "x.json"], "--check prints only a summary"),
         (["--measured", "nowhere.json"], "nowhere.json: No such file"),
         (["--out", "nowhere/tables.md"], "--out must be in an existing folder, got nowhere/tables.md"),
+        (["--measured", "model.json"], "model.json must be results.json of lambdanets benchmark tables"),
+        (
+            ["--measured", "2.json", "3.json"],
+            "must be from the same machine and setup, got P, 2 of 2 cores, PyTorch 2,",
+        ),
     ],
 )
 def test_rejects_invalid_options(capsys, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
+    hardware = {"gpu": None, "processor": "P", "threads": 2, "cores": 2}
+    for name, kind in (("model", "model"), ("2", "tables"), ("3", "tables")):
+        content = {"kind": kind, "hardware": hardware, "versions": {"torch": name}, "rows": []}
+        content |= {"options": {"batch_size": 2, "image_size": None, "dtype": "float32"}}
+        Path(f"{name}.json").write_text(json.dumps(content))
     assert message in error_line(capsys, *arguments)
-    assert list(tmp_path.iterdir()) == []
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.figures
@@ -82,3 +95,35 @@ def test_figures_have_a_panel_for_measured_speeds(tmp_path):
     with_measured = draw(tmp_path / "with", measured, "a machine")
     for smaller, larger in zip(paper_only.values(), with_measured.values(), strict=True):
         assert Image.open(larger).height > 1.3 * Image.open(smaller).height
+
+
+@pytest.fixture(scope="module")
+def comparisons():
+    return compare(paper_numbers())
+
+
+def test_values_are_rounded_to_the_papers_digits():
+    number = PaperNumber("4", "r", "memory", 120, "GB", 10)
+    assert number.matches(122.8)
+    assert not number.matches(125.1)
+    assert number.text() == "120"
+    assert PaperNumber("3", "r", "params", 15, "M", 0.1).text() == "15.0"
+
+
+def test_57_of_69_countable_numbers_match(comparisons):
+    countable = [c for c in comparisons if c.countable]
+    assert len(countable) == 69
+    assert sum(c.verdict == MATCH for c in countable) == 57
+    assert summary(comparisons).startswith("57 of 69 countable numbers match; 12 not reproducible (see notes)")
+
+
+def test_all_numbers_listed_as_unreproducible_mismatch(comparisons):
+    listed = {c.paper for c in comparisons if c.verdict == NOT_REPRODUCIBLE}
+    assert listed == {number for number in paper_numbers() if number.unreproducible}
+
+
+def test_json_has_all_numbers(comparisons):
+    numbers = json.loads(to_json(comparisons))["numbers"]
+    assert [(n["row"], n["paper"], n["ours"]) for n in numbers] == [
+        (c.paper.row, c.paper.value, c.ours) for c in comparisons
+    ]
