@@ -158,10 +158,11 @@ class LambdaBase(Layer, ABC):
                 nn.init.normal_(projection.weight, std=self.dim_context**-0.5)
         if self.position_bias is not None:
             nn.init.zeros_(self.position_bias)
-        modules: tuple[Any, ...] = (self.query_norm, self.value_norm, self.embedding if self._owns_embedding else None)
-        for module in modules:
-            if hasattr(module, "reset_parameters"):
-                module.reset_parameters()
+        own_embedding = self.embedding if self._owns_embedding else None
+        for module in (self.query_norm, self.value_norm, own_embedding):
+            reset: Any = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                reset()
 
     def _project(self, x: Tensor, context: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return queries (b, h, n, k), keys (b, [h,] m, k[, u]) or None, and values (b, [h,] m, v[, u]).

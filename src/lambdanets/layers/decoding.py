@@ -138,10 +138,9 @@ def _check_eval(layer: LambdaBase) -> None:
 def _window_embeddings(layer: LambdaBase, state: DecodingState, length: int) -> Tensor:
     """Return the embeddings (lambdas, w, k, u) between the current position and the last w positions."""
     context = torch.arange(1 - length, 1, device=state.values.device) + state.position
+    options = (state.grid or (0,), layer.dilation, state.position, context)
     terms = [
-        torch.stack(
-            [query_embeddings(x, state.grid or (0,), layer.dilation, state.position, context) for x in relative.tables]
-        )
+        torch.stack([query_embeddings(table, *options) for table in relative.tables])
         for relative in layer.relative_embeddings
     ]
     if terms:

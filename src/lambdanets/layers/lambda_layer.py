@@ -127,7 +127,7 @@ class GridLambdaLayer(LambdaBase):
             x = x.masked_fill(~mask.unsqueeze(1), 0)
             valid = mask.expand(x.shape[0], *grid).flatten(1)
         queries, keys, values = self._project(x, None, valid)
-        tables, embeddings = tuple([embedding.table for embedding in self.relative_embeddings]), None
+        tables, embeddings = tuple([relative.table for relative in self.relative_embeddings]), None
         if not tables and self.embedding is not None:
             embeddings = self.embedding(math.prod(grid), math.prod(grid))
         mask = None if valid is None else valid.unsqueeze(1)  # (b, 1, m)
@@ -275,7 +275,9 @@ def _table_sides(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
     if scope is None and isinstance(grid, tuple):
         sides = tuple(2 * side - 1 for side in grid)
     elif grid is not None or scope is None:
-        raise ValueError(f"grid must be a tuple of sides if scope is None, else None, got {grid} and scope={scope}")
+        expected = "a tuple of sides if scope is None, else None"
+        raise ValueError(f"grid must be {expected}, got {grid} and scope={scope}")
     if not isinstance(sides, tuple) or len(sides) != dimensions:
-        raise ValueError(f"scope or grid must have {dimensions} side(s), got {scope if grid is None else grid!r}")
+        given = scope if grid is None else grid
+        raise ValueError(f"scope or grid must have {dimensions} side(s), got {given!r}")
     return sides

@@ -74,9 +74,8 @@ class LambdaLayer(LambdaBase):
         tokens = {"x": (x, self.dim), "context": (x if context is None else context, self.dim_context)}
         for name, (sequence, dim) in tokens.items():
             if sequence.ndim != 3 or sequence.shape[0] != x.shape[0] or sequence.shape[2] != dim:
-                raise ValueError(
-                    f"{name} must be (b = {x.shape[0]}, positions, channels = {dim}), got shape {tuple(sequence.shape)}"
-                )
+                expected = f"(b = {x.shape[0]}, positions, channels = {dim})"
+                raise ValueError(f"{name} must be {expected}, got shape {tuple(sequence.shape)}")
         if self.position and embeddings is None:  # the embeddings are for these lengths
             x, context = fix_sides(x, 1), None if context is None else fix_sides(context, 1)
         source = x if context is None else context
@@ -94,15 +93,16 @@ class LambdaLayer(LambdaBase):
             relative = self.relative_embeddings
             if self.embedding is None:
                 raise ValueError(
-                    "embeddings must be a tensor, or the layer must have a scope or an embedding, if position is True; "
-                    "got None"
+                    "embeddings must be a tensor, or the layer must have a scope or an embedding, "
+                    "if position is True; got None"
                 )
             if not relative:
                 embeddings = self.embedding(n, m)
             elif context is None and (mask is None or valid is not None):
                 tables = tuple([embedding.table for embedding in relative])
             else:
-                embeddings = functools.reduce(torch.add, [embedding.of_pairs((n,), (m,)) for embedding in relative])
+                pairs = [embedding.of_pairs((n,), (m,)) for embedding in relative]
+                embeddings = functools.reduce(torch.add, pairs)
         return LambdaInputs(queries, keys, values, (n,), embeddings, tables, mask)
 
     def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:

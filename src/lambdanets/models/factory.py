@@ -113,7 +113,7 @@ def create_model(
         if num_classes != num_trained_classes:  # the classifier keeps its random weights
             classifier = f"{model.pretrained_cfg.get('classifier', '')}."
             kept = {name: tensor for name, tensor in state.items() if name.startswith(classifier)}
-            weights = {name: tensor for name, tensor in weights.items() if not name.startswith(classifier)} | kept
+            weights = {name: x for name, x in weights.items() if not name.startswith(classifier)} | kept
         load_tensors(model, weights, str(pretrained))
     if adopts:
         adopt(model)
