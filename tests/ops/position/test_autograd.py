@@ -14,7 +14,6 @@ from interactions import (
     supported_algorithms,
     with_gradients,
 )
-from torch import nn
 
 from all_pairs import in_turn
 from lambdanets.ops import definition, position_interaction
@@ -28,63 +27,26 @@ ALGORITHMS = supported_algorithms(*GRID)
 algorithms = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
-class PositionLayer(nn.Module):
-    def __init__(self, algorithm, scale=1.0):
-        super().__init__()
-        self.table, self.algorithm = nn.Parameter(scale * make_inputs(GRID, SIDES)[1]), algorithm
-
-    def forward(self, queries, values):
-        return position_interaction(queries, self.table, values, GRID, algorithm=self.algorithm)
+def replace_data(table):
+    table.data = table.data.flip(0).contiguous()
 
 
-def optimizer_step(layer):
-    layer.table.grad = torch.ones_like(layer.table)
-    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+def write_without_version_counter(table):
+    table.numpy()[0] += 1
 
 
-def load_state_dict(layer):
-    layer.load_state_dict({"table": layer.table.detach() * 3})
-
-
-def in_place_multiply(layer):
-    with torch.no_grad():
-        layer.table.mul_(-2)
-
-
-def in_place_add_to_data(layer):
-    layer.table.data.add_(1)
-
-
-def replace_data(layer):
-    layer.table.data = layer.table.data.flip(0).contiguous()
-
-
-def numpy_write_without_version_counter(layer):
-    layer.table.detach().numpy()[0] += 1
-
-
-def convert_to_bfloat16_and_back(layer):
-    layer.table.data.mul_(1.5)
-    layer.to(torch.bfloat16).to(torch.float64)
-
-
-CHANGES = [optimizer_step, load_state_dict, in_place_multiply, in_place_add_to_data, replace_data,
-           numpy_write_without_version_counter, convert_to_bfloat16_and_back]  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "algorithm"), in_turn(CHANGES, ALGORITHMS), ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize(
+    ("change", "algorithm"),
+    in_turn([replace_data, write_without_version_counter], ALGORITHMS),
+    ids=lambda x: getattr(x, "__name__", x),
+)
 def test_prepared_table_is_not_used_after_the_table_changes(change, algorithm):
-    queries, _, values = make_inputs(GRID, SIDES)
-    layer = PositionLayer(algorithm)
-    for mode in torch.no_grad, torch.inference_mode:
-        with mode():
-            before = layer(queries, values)
-        change(layer)
-        with mode():
-            after = layer(queries, values)
-        assert (after - before).abs().max() > 1e-3
-        expected = definition.position_interaction(queries, layer.table.detach(), values, GRID)
-        torch.testing.assert_close(after, expected, rtol=1e-11, atol=1e-10)
+    queries, table, values = make_inputs(GRID, SIDES)
+    before = position_interaction(queries, table, values, GRID, algorithm=algorithm)
+    change(table)
+    after = position_interaction(queries, table, values, GRID, algorithm=algorithm)
+    assert (after - before).abs().max() > 1e-3
+    torch.testing.assert_close(after, definition.position_interaction(queries, table, values, GRID))
 
 
 @algorithms

@@ -7,7 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from all_pairs import all_pairs
+from all_pairs import all_pairs, in_turn
 from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.torch_compile import backward_operator, position_interaction_operator
@@ -18,6 +18,7 @@ CASES = {
     "intra-depth": ((5, 4), (3, 3), 2, False),
     "causal, larger table": ((3, 4), (9, 9), 1, True),
     "causal sequence": ((9,), (5,), 1, True),
+    "volume": ((2, 2, 3), (3, 3, 3), 1, False),
 }
 
 
@@ -42,7 +43,7 @@ def test_operators_pass_opcheck_in_float16(content, needs_grad):
     opcheck(backward_operator, (grad_output, *options, needs_grad))
 
 
-@pytest.mark.parametrize(("case", "needs_grad"), [*zip(CASES.values(), NEEDS_GRAD * 2, strict=True)])
+@pytest.mark.parametrize(("case", "needs_grad"), [*in_turn(CASES.values(), NEEDS_GRAD)])
 def test_backward_operator_passes_opcheck(case, needs_grad):
     grid, sides, u, causal = case
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)

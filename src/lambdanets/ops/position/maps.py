@@ -11,10 +11,9 @@ tiles share one block of embeddings, E[t, w] = R[w - t], or R[before + w - t] if
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from lambdanets.ops.position.algorithm import Algorithm, Gradients, NeedsGrad, Prepared, Problem, grad_of_content
@@ -139,10 +138,25 @@ class Maps(NamedTuple):
             return table if table.ndim == 4 else table.movedim(0, 3).flatten(3)
         if self.sequence is None:
             return table.unsqueeze(0)
-        width, (_, before, after, _) = self.columns.side, self.rows
-        first, last = (rows * width + width - 1 for rows in (before, after))  # the farthest offsets of the map
+        first, last = self._farthest
         table = pad_axis(table, 0, first - self.sequence.before, last - self.sequence.after)
+        width, (_, before, after, _) = self.columns.side, self.rows
         return unfold(table, 0, before + 1 + after, 2 * width - 1, width).movedim(3, 1)
+
+    def table_adjoint(self, grad: Tensor) -> Tensor:
+        """The adjoint of `table`, with more axes of one offset."""
+        if self.sequence is None:
+            return grad.unflatten(3, (self.slices.before + 1 + self.slices.after, -1)).movedim(3, 0)
+        starts = range(0, len(grad) * self.columns.side, self.columns.side)
+        offsets = _add_windows(grad.movedim(1, 3), 0, starts)
+        first = self._farthest[0] - self.sequence.before
+        return offsets.narrow(0, first, self.sequence.before + 1 + self.sequence.after)
+
+    @property
+    def _farthest(self) -> tuple[int, int]:
+        """The farthest offsets of a sequence that the rows and columns of its map reach."""
+        width = self.columns.side
+        return self.rows.before * width + width - 1, self.rows.after * width + width - 1
 
     def split(self, x: Tensor) -> Tensor:
         """Reshape (b, h, n, c) to maps (b, h, (y x), c), of which the slices are examples."""
@@ -165,12 +179,13 @@ class Maps(NamedTuple):
         x = pad_axis(values, 1, 0, self.missing).unflatten(1, (self.slices.side, -1))
         return self.slices.windows(x, 1).transpose(4, 5).flatten(4).flatten(0, 1)  # of (b, z, (y x), v, u, dz)
 
-
-def adjoint(linear: Callable[[Tensor], Tensor], shape: Sequence[int], grad: Tensor) -> Tensor:
-    """The gradient of the argument of a linear function, of this shape, from that of its result."""
-    with torch.enable_grad():
-        argument = grad.new_zeros(()).expand(shape).requires_grad_()
-        return torch.autograd.grad(linear(argument), argument, grad)[0]
+    def values_adjoint(self, grad: Tensor) -> Tensor:
+        """The adjoint of `values`."""
+        if self.is_single:
+            return grad
+        x = grad.unflatten(0, (-1, self.slices.side)).unflatten(4, (self.slices.window, -1)).transpose(4, 5)
+        x = self.slices.add_windows(x, 1).flatten(1, 2)
+        return x.narrow(1, 0, x.shape[1] - self.missing)
 
 
 class MapAlgorithm(Algorithm):
@@ -202,9 +217,8 @@ class MapAlgorithm(Algorithm):
         return (self.block(self.maps.table(table)),)
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
-        p, grad = self.problem, self.block_adjoint(grad_prepared[0])
-        shape = *p.scope, p.query_depth, p.intra_depth
-        return grad.reshape(shape) if self.maps.is_single else adjoint(self.maps.table, shape, grad)
+        p, grad = self.problem, self.maps.table_adjoint(self.block_adjoint(grad_prepared[0]))
+        return grad.reshape(*p.scope, p.query_depth, p.intra_depth)
 
     def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
         output = self.maps.join(self.map_term(self.maps.split(queries), prepared, self.maps.values(values)))
@@ -230,7 +244,7 @@ class MapAlgorithm(Algorithm):
         return (
             grad_queries,
             None if grad_block is None else (grad_block,),
-            grad_values if grad_values is None or maps.is_single else adjoint(maps.values, values.shape, grad_values),
+            None if grad_values is None else maps.values_adjoint(grad_values),
             grad_of_content(queries, grad_output) if needs.content else None,
         )
 
