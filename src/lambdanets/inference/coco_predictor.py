@@ -81,13 +81,12 @@ class CocoPredictor(Predictor):
     def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Any]:
         """Predict on images, of which those with a side of more than two tiles are divided. batch_size: in tiles."""
         check("tile_size", tile_size, TileSize | None)
-        whole = [image_to_tensor(image) for image in images if not is_tiled(image.size, tile_size)]
+        tile_sizes = [tile_size if is_tiled(image.size, tile_size) else None for image in images]
+        pairs = list(zip(images, tile_sizes, strict=True))
+        whole = [image_to_tensor(image) for image, size in pairs if size is None]
         predictions = iter(self.infer_tensors(whole) if whole else ())
         return [
-            self.infer_tiles(image, tile_size, batch_size)
-            if tile_size is not None and is_tiled(image.size, tile_size)
-            else next(predictions)
-            for image in images
+            next(predictions) if size is None else self.infer_tiles(image, size, batch_size) for image, size in pairs
         ]
 
     @abstractmethod

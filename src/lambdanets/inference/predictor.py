@@ -18,6 +18,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
+from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.pixels import convert_image
 from lambdanets.device import resolve_device
@@ -66,8 +67,6 @@ class Predictor(ABC):
     @staticmethod
     def accepts(name: str) -> bool:
         """Whether `lambdanets predict` takes a file of this name in a folder; by default, whether it is an image."""
-        from lambdanets.data.image_search import is_image_name
-
         return is_image_name(name)
 
     @property
