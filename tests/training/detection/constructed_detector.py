@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import box_iou
+from torchvision.ops import nms
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.loader import load_image
@@ -109,12 +109,9 @@ def _construct(recipe: DetectionRecipe, images: list[Tensor]) -> Any:
 
 def _without_overlap(detections: Detections) -> list[tuple[int, list[float]]]:
     """Return labels and boxes of detections with little overlap, by decreasing score."""
-    kept: list[int] = []
     boxes = detections.boxes
-    for index, box in enumerate(boxes):
-        overlap = box_iou(box[None], boxes[kept]).max() if kept else 0.0
-        if (box[2:] - box[:2]).min() >= MIN_SIDE and overlap <= 0.2:
-            kept.append(index)
+    large = ((boxes[:, 2:] - boxes[:, :2]).amin(1) >= MIN_SIDE).nonzero().flatten()
+    kept = large[nms(boxes[large], detections.scores[large], 0.2)].tolist()
     return [(int(detections.labels[index]), boxes[index].tolist()) for index in kept]
 
 
