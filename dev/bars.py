@@ -14,7 +14,7 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "tasks", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 19_840, "lab": 8_998, "native": 2_091, "everything": 34_914, "tests": 20_726}
+MAX_LINES = {"core": 19_839, "lab": 8_998, "native": 2_091, "everything": 34_913, "tests": 20_726}
 MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 58  # the chosen algorithm depends on the processor
 
 FORWARD = """
