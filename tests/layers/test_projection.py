@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.nn.utils import parametrizations
 
 from lambdanets import LambdaLayer, LambdaLayer2d, RelativeEmbedding, position_interaction
 from lambdanets.layers.projection import project
@@ -36,36 +35,21 @@ def assert_all_close(results, expected):
         torch.testing.assert_close(result, reference, rtol=1e-11, atol=1e-11)
 
 
-def forward_hook(module):
-    module.register_forward_hook(lambda module, inputs, output: 2 * output)
+def smooth(module):
+    nn.utils.parametrize.register_parametrization(module, "weight", nn.Softplus())
 
 
-def forward_pre_hook(module):
-    module.register_forward_pre_hook(lambda module, inputs: (3 * inputs[0],))
-
-
-def backward_hook(module):
-    module.register_full_backward_hook(lambda module, grad_inputs, grad_outputs: (5 * grad_inputs[0],))
-
-
-def replaced_forward(module):
-    forward = module.forward
-    module.forward = lambda x: forward(x) - 1
-
-
-def parametrization(module):
-    if module.weight.ndim > 1:
-        parametrizations.weight_norm(module)
-    else:
-        nn.utils.parametrize.register_parametrization(module, "weight", nn.Softplus())
+MODIFICATIONS = {
+    "forward hook": lambda module: module.register_forward_hook(lambda _, inputs, output: 2 * output),
+    "forward pre-hook": lambda module: module.register_forward_pre_hook(lambda _, inputs: (3 * inputs[0],)),
+    "backward hook": lambda module: module.register_full_backward_hook(lambda _, grads, outputs: (5 * grads[0],)),
+    "replaced forward": lambda module: setattr(module, "forward", lambda x, old=module.forward: old(x) - 1),
+    "parametrization": smooth,
+}
 
 
 @pytest.mark.parametrize("index", [(0, 0), (1, 1), (2, 0)], ids=["projection", "norm", "projection without norm"])
-@pytest.mark.parametrize(
-    "modify",
-    [forward_hook, forward_pre_hook, backward_hook, replaced_forward, parametrization],
-    ids=lambda f: f.__name__,
-)
+@pytest.mark.parametrize("modify", MODIFICATIONS.values(), ids=MODIFICATIONS.keys())
 def test_respects_hooks_and_parametrizations(modify, index):
     pairs, x = make_pairs(), random_tensor(2, 6, 3, 4).requires_grad_()
     modify(pairs[index[0]][index[1]])

@@ -1,5 +1,6 @@
 """Lambda layers on sequences, images and volumes, channels first like torch.nn.Conv1d, Conv2d and Conv3d."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -148,19 +149,17 @@ class GridLambdaLayer(LambdaBase):
 
     def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
         """Average the valid positions in the windows of `pool`, or of side 2 s - 1 with stride s."""
-        pooled = self._average_pool(output)
+        pool = functools.partial(average_pool, stride=self.stride) if self.pool is None else self.pool
+        pooled = pool(output)
         if mask is None:
             return pooled
         strides = (slice(None, None, self.stride),) * self.dimensions
         # contiguous, so that torch.compile does not specialize on even and odd sizes
         strided_mask = mask[(slice(None), *strides)].contiguous().unsqueeze(1)
         if self.pool is None or not counts_padding(self.pool):
-            valid_fraction = self._average_pool(mask.unsqueeze(1).to(output.dtype))
+            valid_fraction = pool(mask.unsqueeze(1).to(output.dtype))
             pooled = pooled / valid_fraction.clamp(min=torch.finfo(output.dtype).tiny)
         return pooled.masked_fill(~strided_mask, 0)
-
-    def _average_pool(self, maps: Tensor) -> Tensor:
-        return average_pool(maps, self.stride) if self.pool is None else self.pool(maps)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, stride={self.stride}, dilation={self.dilation}, algorithm={self.algorithm!r}"
