@@ -14,8 +14,8 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "tasks", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 20_068, "lab": 9_000, "native": 2_091, "everything": 35_144, "tests": 20_781}
-MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 58  # the chosen algorithm depends on the processor
+MAX_LINES = {"core": 19_784, "lab": 9_000, "native": 2_090, "everything": 34_857, "tests": 20_567}
+MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 57  # the chosen algorithm depends on the processor
 
 FORWARD = """
 import sys, torch, lambdanets as ln
