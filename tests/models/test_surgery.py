@@ -1,6 +1,9 @@
 """Replacing convolutions of timm's and torchvision's networks."""
 
+import copy
+import pickle
 import re
+import weakref
 
 import pytest
 import timm
@@ -8,7 +11,8 @@ import torch
 import torchvision
 from torch import nn
 
-from lambdanets import LambdaLayer2d, replace_convolutions
+from all_pairs import in_turn
+from lambdanets import LambdaLayer2d, create_model, replace_convolutions
 from lambdanets.errors import InputError
 
 
@@ -139,3 +143,41 @@ def test_new_layers_have_the_dtype_and_training_mode_of_their_convolution():
     replace_convolutions(model, lambda_layer, where="layer4.1.conv2")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert not any(module.training for module in model.modules())
+
+
+def replaced(name, where):
+    model = timm.create_model(name)
+    replace_convolutions(model, lambda_layer, where)
+    return model
+
+
+def reset_all(model):
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+INITIALIZATIONS = {
+    "timm": lambda model: model.init_weights(),
+    "timm without zero_init_last": lambda model: model.init_weights(zero_init_last=False),
+    "modules": reset_all,
+    "apply": lambda model: model.apply(lambda module: getattr(module, "reset_parameters", lambda: None)()),
+}
+
+
+MODELS = (lambda: create_model("lambda_resnet20_small"), lambda: replaced("resnet10t", "layer4.*.conv2"))
+
+
+@pytest.mark.parametrize(("initialization", "make"), in_turn(INITIALIZATIONS, MODELS))
+def test_initialization_by_other_code_keeps_that_of_lambda_layers(initialization, make):
+    model = pickle.loads(pickle.dumps(copy.deepcopy(make())))
+    INITIALIZATIONS[initialization](model)
+    layers = [module for module in model.modules() if isinstance(module, LambdaLayer2d)]
+    assert layers
+    for layer in layers:
+        stds = {"query": (16 * layer.dim) ** -0.5, "key": layer.dim**-0.5, "value": layer.dim**-0.5}
+        for name, std in stds.items():
+            assert getattr(layer, f"{name}_projection").weight.std().item() == pytest.approx(std, rel=0.1)
+    reference = weakref.ref(model)
+    del model, layers, layer
+    assert reference() is None  # memory is freed at once

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.embeddings import EmbeddingTable, RelativeEmbedding
+from lambdanets.layers.initialization import set_initialization
 from lambdanets.layers.module import Layer
 from lambdanets.layers.projection import project
 from lambdanets.ops import lambda_interaction
@@ -127,6 +128,10 @@ class LambdaBase(Layer, ABC):
         self.query_projection = projection(dim, heads * query_depth)
         self.key_projection = projection(dim_context, num_lambdas * query_depth * intra_depth) if content else None
         self.value_projection = projection(dim_context, num_lambdas * self.value_depth * intra_depth)
+        set_initialization(self.query_projection, (query_depth * dim) ** -0.5)
+        for projected in (self.key_projection, self.value_projection):
+            if projected is not None:
+                set_initialization(projected, dim_context**-0.5)
         self.register_parameter("position_bias", None)
         self.query_norm = norm(heads * query_depth)
         self.value_norm = norm(num_lambdas * self.value_depth * intra_depth)
@@ -152,14 +157,11 @@ class LambdaBase(Layer, ABC):
 
         An embedding module passed to the constructor is not re-initialized, because other layers may share it.
         """
-        nn.init.normal_(self.query_projection.weight, std=(self.query_depth * self.dim) ** -0.5)
-        for projection in (self.key_projection, self.value_projection):
-            if projection is not None:
-                nn.init.normal_(projection.weight, std=self.dim_context**-0.5)
         if self.position_bias is not None:
             nn.init.zeros_(self.position_bias)
         own_embedding = self.embedding if self._owns_embedding else None
-        for module in (self.query_norm, self.value_norm, own_embedding):
+        projections = (self.query_projection, self.key_projection, self.value_projection)
+        for module in (*projections, self.query_norm, self.value_norm, own_embedding):
             reset: Any = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()

@@ -9,6 +9,7 @@ from torch import nn
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.layers import LambdaBase, LambdaLayer2d
+from lambdanets.layers.initialization import keep_initialization
 
 Where = Callable[[str, nn.Conv2d], bool] | Iterable[str] | str
 
@@ -61,6 +62,7 @@ def replace_convolutions(
             layer.to(weight.device, weight.dtype)
         layer.train(convolutions[name].training)
         model.set_submodule(name, layer)
+    keep_initialization(model)
     return selected
 
 
