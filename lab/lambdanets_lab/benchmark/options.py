@@ -27,7 +27,7 @@ Pattern = Annotated[str, Field(pattern="^[CL]{4}$")]
 
 @record
 class CommonOptions:
-    """Options of all benchmarks. Raises InputError for invalid values and combinations."""
+    """Options of all benchmarks."""
 
     candidates: NotEmpty[str] | None = None
     """Names of the layers, models or algorithms to measure, baselines included; all by default."""
