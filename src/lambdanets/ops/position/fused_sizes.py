@@ -1,6 +1,6 @@
 """Sizes of the programs of the fused kernels: what one computes, chosen by heads, depths and shared memory.
 
-A program has a tile of positions like those of `windows.py`, but its sizes are powers of two that Triton compiles in.
+A program has a tile of positions. Sizes are powers of two, which Triton compiles in.
 """
 
 import itertools
