@@ -63,7 +63,7 @@ def test_evaluation_on_other_data_reports_dropped_annotations(runs, trained_dete
 
 @pytest.mark.figures
 def test_confusion_matrix_counts_every_image(two_classes, tmp_path, capsys):
-    names = ("dark", "light", "=a$x^$b 猫")  # the third class has no images, and a name that looks like a formula
+    names = ("dark", "light", "=a$x^$b 猫")  # the third class has no images
     teacher, out = write_teacher(tmp_path / "teacher", names), tmp_path / "out"
     succeed("evaluate", teacher, "--data", two_classes, "--out", out, "--device", "cpu", "--batch-size", 3)
     evaluation = ln.evaluate(teacher, two_classes)
@@ -72,8 +72,7 @@ def test_confusion_matrix_counts_every_image(two_classes, tmp_path, capsys):
     assert output[1:3] == ["classes: 3 (dark, light, =a$x^$b 猫)", "left out: no files"]
     assert output[4] == f"top-1 {evaluation.top1:.4f}"
     rows = [line.split(",") for line in (out / "confusion_matrix.csv").read_text().splitlines()]
-    written = ["dark", "light", "'=a$x^$b 猫"]  # which spreadsheets do not run
-    counts = [[name, *map(str, row)] for name, row in zip(written, matrix, strict=True)]
-    assert rows == [["true \\ predicted", *written], *counts]
+    counts = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
+    assert rows == [["true \\ predicted", *names], *counts]
     assert evaluation.accuracy_by_class == {"dark": matrix[0][0] / 10, "light": matrix[1][1] / 10, names[2]: None}
     assert min(Image.open(out / "confusion_matrix.png").size) > 200
