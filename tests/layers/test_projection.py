@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import prune
 
 from lambdanets import LambdaLayer, LambdaLayer2d, RelativeEmbedding, position_interaction
 from lambdanets.layers.projection import project
@@ -60,12 +61,12 @@ def test_respects_hooks_and_parametrizations(modify, index):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
-def test_hooks_of_all_modules_see_the_projections_and_norms_of_a_layer(training):
+def test_hooks_of_all_modules_see_every_module_of_a_layer(training):
     layer, x = LambdaLayer2d(8, scope=3).train(training), torch.randn(2, 8, 5, 6)
     expected, seen = copy.deepcopy(layer)(x), []
     with register_module_forward_hook(lambda module, inputs, output: seen.append(module)):
         output = layer(x)
-    assert set(seen) == set(layer.modules()) - {layer.embedding}
+    assert set(seen) == set(layer.modules())
     torch.testing.assert_close(output, expected)
 
 
@@ -127,6 +128,29 @@ def test_backward_within_autocast_is_as_accurate_as_bfloat16(side):
         torch.testing.assert_close(gradient, reference, rtol=2e-2, atol=2e-2 * float(reference.abs().max()))
 
 
+@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 8), nn.InstanceNorm2d(8)])
+def test_masks_are_rejected_with_norms_that_mix_positions(norm):
+    layer = LambdaLayer2d(8, scope=3)
+    layer.value_norm = type(norm)(2, 2 * 4) if isinstance(norm, nn.GroupNorm) else norm
+    x, mask = torch.randn(2, 8, 5, 6), torch.ones(2, 5, 6, dtype=torch.bool)
+    with pytest.raises(ValueError, match="mask must be None for a layer with a"):
+        layer(x, mask)
+
+
+def test_masks_are_accepted_with_norms_that_do_not_mix_positions():
+    tokens, valid = LambdaLayer(8, position=False), torch.arange(6) < 4
+    tokens.value_norm = nn.GroupNorm(1, 2)
+    maps = LambdaLayer2d(8, scope=3).eval()
+    maps.value_norm = nn.InstanceNorm2d(2, track_running_stats=True).eval()
+    for layer, shape, mask, keep in (
+        (tokens, (2, 6, 8), valid.expand(2, 1, 6), valid[:, None]),
+        (maps, (2, 8, 6, 5), valid[:, None].expand(2, 6, 5), valid[:, None]),
+    ):
+        x = torch.randn(shape)
+        changed = torch.where(keep, x, 7.0)
+        torch.testing.assert_close(layer(x, mask=mask) * keep, layer(changed, mask=mask) * keep)
+
+
 MAPS = torch.randn(2, 8, 5, 6)
 OPERATIONS = {
     "maps": (LambdaLayer2d(8, scope=3), MAPS),
@@ -152,3 +176,17 @@ def test_outputs_of_layers_may_be_modified_in_place(operation, x):
         gradients += torch.autograd.grad(change(operation(x)).sum(), x, create_graph=True)
     torch.testing.assert_close(*gradients)
     gradients[0].add_(1)
+
+
+def test_pruned_tables_are_pruned_in_each_step():
+    layer = LambdaLayer2d(8, scope=3, batch_norm=False)
+    prune.l1_unstructured(layer.embedding, "table", 0.5)
+    for _ in range(2):  # the second step fails if the table is not computed again
+        layer(torch.randn(2, 8, 5, 6)).sum().backward()
+    assert layer.embedding.table_orig.grad.count_nonzero() <= layer.embedding.table_mask.sum()
+
+
+@pytest.mark.parametrize("embedding", [RelativeEmbedding((3, 3), 1), [RelativeEmbedding((3, 3), 16, heads=8)]])
+def test_tables_of_other_depths_or_heads_are_rejected(embedding):
+    with pytest.raises(ValueError, match="embedding must have the"):
+        LambdaLayer2d(8, heads=4, multi_head=isinstance(embedding, list), embedding=embedding)

@@ -1,5 +1,7 @@
 """Replaces the lambda layers of other packages in a network, and returns their weights."""
 
+from collections import defaultdict
+
 from torch import Tensor, nn
 
 from lambdanets.adoption.families import FAMILIES
@@ -7,6 +9,7 @@ from lambdanets.adoption.layout import Family, Origin, convert, convert_back
 from lambdanets.adoption.trial import check_conversion
 from lambdanets.errors import InputError, one_line
 from lambdanets.layers import LambdaBase
+from lambdanets.layers.initialization import keep_initialization
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 
@@ -38,16 +41,20 @@ def adopt(model: nn.Module) -> dict[str, str]:
             f"model must be a network, got a lambda layer, {type(model).__name__}, which cannot be "
             "replaced in place; pass nn.Sequential(layer)"
         )
+    users = _users(model, layers)
     replacements: dict[nn.Module, tuple[str, GridLambdaLayer]] = {}
     for name, layer in layers.items():
         if layer not in replacements:
             try:
+                if shared := [name for name, parameter in layer.named_parameters() if len(users[parameter]) > 1]:
+                    raise InputError(f"its {shared[0]} is also a parameter of another module")
                 replacements[layer] = _replacement(layer)
             except InputError as error:
                 kind = f"a layer of {_families(layer)[0].name}"
                 raise InputError(f"{name}, {kind}, cannot be replaced: {error}") from error
     for name, layer in layers.items():
         model.set_submodule(name, replacements[layer][1])
+    keep_initialization(model)
     return {name: replacements[layer][0] for name, layer in layers.items()}
 
 
@@ -112,3 +119,12 @@ def _replacement(layer: nn.Module) -> tuple[str, GridLambdaLayer]:
         except Exception as error:  # a modified copy of the family's layer may raise anything
             errors.append(error)
     raise InputError(one_line(errors[0])) from errors[0]
+
+
+def _users(model: nn.Module, layers: dict[str, nn.Module]) -> dict[Tensor, set[nn.Module | None]]:
+    """The layers that have each parameter of a network; None for other modules."""
+    users: dict[Tensor, set[nn.Module | None]] = defaultdict(set)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        prefixes = (layer for layer in layers if name.startswith(f"{layer}."))
+        users[parameter].add(next((layers[prefix] for prefix in prefixes), None))
+    return users

@@ -180,7 +180,10 @@ def _train(command: TrainCommand, folder: Path, world_size: int) -> dict[str, An
     if options.quicktest:
         if world_size > 1:
             raise InputError("--quicktest needs one process; remove --quicktest or --devices")
-        recipe = task_class(recipe).quicktest(recipe, folder.absolute().with_name(f"{folder.absolute().name}-data"))
+        data = folder.absolute().with_name(f"{folder.absolute().name}-data")
+        if folder.exists() and not data.exists():
+            raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
+        recipe = task_class(recipe).quicktest(recipe, data)
     file = f"{shlex.quote(command.name)} " if command.name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start

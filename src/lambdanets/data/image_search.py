@@ -54,16 +54,17 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
     which have figures of images. Raises InputError for a folder that cannot be read.
     """
     found = FoundImages([])
-    output: Path | None = None  # the output folder of a command that is being walked through
     for parent, folders, names in _walk(folder):
-        if output is None or not parent.is_relative_to(output):
-            output = parent if is_output({*folders, *names}) else None
+        relative = parent.relative_to(folder)
+        if parent != folder and is_output({*folders, *names}):
+            images = [below / name for below, _, inside in _walk(parent) for name in inside if accepts(name)]
+            found.reasons.update(dict.fromkeys(images, _describe_output(relative)))
+            folders.clear()
+            continue
         if parent != folder and not folders and not names:
-            found.reasons[parent] = f"empty folder '{parent.relative_to(folder)}'"
+            found.reasons[parent] = f"empty folder '{relative}'"
         for path in map(parent.joinpath, names):
-            if output is not None:
-                found.reasons[path] = f"in {output.name}, the output of a command"
-            elif accepts(path.name):
+            if accepts(path.name):
                 found.paths.append(path)
             else:
                 found.reasons[path] = describe_suffix(path)
@@ -74,7 +75,7 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Yield each folder that is not hidden, with the names of its sub-folders and files, without hidden ones.
 
-    A folder is yielded under each link to it, but not within itself.
+    The sub-folders may be cleared. A folder is yielded under each link to it, but not within itself.
     """
 
     def fail(error: OSError) -> None:
@@ -93,25 +94,22 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
 def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image_name) -> FoundImages:
     """List the image files of paths, folders (searched recursively) and globs (also `**`), without duplicates.
 
-    The result is in the order of the inputs. A file that is an input or matches a glob may have any suffix, as if a
-    shell had expanded it. In folders, only files whose names are accepted are found, sorted by path, and none in output
-    folders of this package. Raises InputError for an input that matches nothing, and if the inputs have no images.
+    The result is in the order of the inputs. The path of a file may have any suffix. In folders and globs, only files
+    whose names are accepted are found, sorted by path, and none in output folders of this package. Raises InputError
+    for an input that matches nothing, and if the inputs have no images.
     """
     paths: dict[str, Path] = {}
     reasons: dict[Path, str] = {}
     for pattern in inputs:
-        matches = [pattern]
-        if not Path(pattern).exists():
-            expanded = glob.glob(pattern, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
-            given = {*Path(pattern).parts}
-            matches = sorted(match for match in expanded if not any(map(is_hidden, {*Path(match).parts} - given)))
-        found = [list_images(path, accepts) if path.is_dir() else FoundImages([path]) for path in map(Path, matches)]
-        if not any(each.paths or each.reasons for each in found):
+        try:
+            found = _find_matches(pattern, accepts)
+        except OSError as error:
+            raise InputError(f"cannot read '{pattern}': {error.strerror}") from error
+        if not found.paths and not found.reasons:
             raise InputError(f"'{pattern}' must be an image, a folder of images or a glob, and matches nothing")
-        for each in found:
-            for path in each.paths:
-                paths.setdefault(str(path.absolute()), path)
-            reasons |= each.reasons
+        for path in found.paths:
+            paths.setdefault(str(path.absolute()), path)
+        reasons |= found.reasons
     if inputs and not paths:
         left_out = _format(Counter(reasons.values()))
         raise InputError(
@@ -120,9 +118,37 @@ def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image
     return FoundImages([*paths.values()], reasons)
 
 
+def _find_matches(pattern: str, accepts: Callable[[str], bool]) -> FoundImages:
+    path, found = Path(pattern), FoundImages([])
+    if path.exists() and not path.is_dir():  # true also for named pipes, which are later reported as unreadable
+        return FoundImages([path])
+    is_output_folder = functools.cache(lambda folder: is_output({inside.name for inside in folder.iterdir()}))
+    num_fixed = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
+    matches = [path] if path.is_dir() else sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute patterns
+    for match in matches:
+        if any(map(is_hidden, match.parts[num_fixed:])):
+            continue
+        folders = [each for each in (match, *match.parents) if len(each.parts) >= num_fixed and each.is_dir()]
+        output = next(filter(is_output_folder, reversed(folders)), None)
+        if match.is_dir():
+            below = list_images(match, accepts)
+        else:
+            below = FoundImages([match]) if accepts(match.name) else FoundImages([], {match: describe_suffix(match)})
+        if output is not None:
+            below = FoundImages([], dict.fromkeys(below.paths, _describe_output(output)))
+        found.paths.extend(below.paths)
+        found.reasons.update(below.reasons)
+    return found
+
+
 def describe_suffix(path: PurePath) -> str:
     """Describe why a file that is not an image is left out."""
     return path.suffix.lower() or "without a suffix"
+
+
+def _describe_output(folder: PurePath) -> str:
+    """Describe why images in an output folder of this package are left out."""
+    return f"in {folder}, the output of a command"
 
 
 def describe_classes(classes: Sequence[str]) -> str:

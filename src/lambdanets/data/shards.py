@@ -6,11 +6,12 @@ import importlib
 import io
 import os
 import tarfile
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -27,8 +28,16 @@ from lambdanets.records import parse_json
 SHARD_LIST = "shards.json"
 REMOTE_STORE = "lambdanets_lab.remote"  # module with `RemoteStore`, a `Store` at a URL
 UNLABELED = -1
+_RETRY_SECONDS = 300.0  # after which an unreadable shard is opened again
 _MAX_OPEN = 2 * WINDOW  # shards; two windows, because workers do not finish a window at the same time
 _Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into int64
+
+
+class _Unreadable(NamedTuple):
+    """Stands for a shard that could not be opened. retry_at: when it is opened again, in monotonic seconds."""
+
+    reason: str
+    retry_at: float
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,7 @@ class ShardedImages(LabeledImages):
         self._shards = tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
         # open shards, or the reasons why they are unreadable; the least recently used first
-        self._open_shards: OrderedDict[int, TarSamples | str] = OrderedDict()
+        self._open_shards: OrderedDict[int, TarSamples | _Unreadable] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -212,17 +221,18 @@ class ShardedImages(LabeledImages):
         """Open a shard. position: of the image, for the error."""
         shard = self._shards[number]
         path = self._store.path(shard.name)
-        if number not in self._open_shards:
+        samples = self._open_shards.get(number)
+        if samples is None or (isinstance(samples, _Unreadable) and time.monotonic() >= samples.retry_at):
             try:
                 self._open_shards[number] = TarSamples(path, self._store.open(shard), shard.images)
             except (tarfile.TarError, OSError) as error:
-                self._open_shards[number] = _reason(error)
+                self._open_shards[number] = _Unreadable(_reason(error), time.monotonic() + _RETRY_SECONDS)
             if len(self._open_shards) > _MAX_OPEN:
                 self._open_shards.popitem(last=False)
         self._open_shards.move_to_end(number)
         samples = self._open_shards[number]
-        if isinstance(samples, str):
-            raise UnreadableImage(f"{path}, image {position}", samples)
+        if isinstance(samples, _Unreadable):
+            raise UnreadableImage(f"{path}, image {position}", samples.reason)
         return samples
 
     def _label(self, shard: TarSamples, position: int) -> int:

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from lambdanets.layers.embeddings import EmbeddingTable, RelativeEmbedding
 from lambdanets.layers.initialization import set_initialization
 from lambdanets.layers.module import Layer
-from lambdanets.layers.projection import project
+from lambdanets.layers.projection import is_plain, project
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization, mask_context, shared_lambda
@@ -142,9 +143,9 @@ class LambdaBase(Layer, ABC):
                 raise ValueError(f"embedding must be a module or several RelativeEmbeddings, got {embedding!r}")
             embedding = nn.ModuleList(embedding)
         table_heads = heads if multi_head else None
-        # the axis of heads could be taken for that of examples; the operations check the other axes
-        if isinstance(embedding, EmbeddingTable) and embedding.heads != table_heads:
-            raise ValueError(f"embedding must have heads={table_heads}, got heads={embedding.heads}")
+        for each in embedding if isinstance(embedding, nn.ModuleList) else (embedding,):
+            if isinstance(each, EmbeddingTable):
+                self._check_table(each, (query_depth, intra_depth, table_heads))
         self._owns_embedding = embedding is None
         if embedding is None and scope is not None and position:
             sides = (scope,) * self.dimensions if isinstance(scope, int) else scope
@@ -165,6 +166,19 @@ class LambdaBase(Layer, ABC):
             reset: Any = getattr(module, "reset_parameters", None)
             if reset is not None:
                 reset()
+
+    def _check_table(self, embedding: EmbeddingTable, expected: tuple[int, int, int | None]) -> None:
+        actual = (embedding.query_depth, embedding.intra_depth, embedding.heads)
+        if actual != expected:
+            raise ValueError(
+                f"embedding must have the (query_depth, intra_depth, heads) of the layer, {expected}, got {actual}; "
+                "heads is None unless the layer has multi_head=True"
+            )
+        if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != self.dimensions:
+            raise ValueError(
+                f"embedding must have {self.dimensions} dimension(s), got {embedding.dimensions}; use LambdaLayer1d, "
+                "2d or 3d, or pass embedding.of_pairs(grid) to LambdaLayer.forward"
+            )
 
     def _project(self, x: Tensor, context: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return queries (b, h, n, k), keys (b, [h,] m, k[, u]) or None, and values (b, [h,] m, v[, u]).
@@ -282,6 +296,13 @@ class LambdaBase(Layer, ABC):
         bias = self.position_bias.unsqueeze(1) if self.multi_head else self.position_bias  # (h, 1, k) or (k,)
         dtype = accumulation_dtype(queries.dtype)
         return (queries.to(dtype) * bias.to(dtype)).sum(-1, keepdim=True)
+
+    def tables(self) -> tuple[Tensor, ...]:
+        """The tables of the relative embeddings; calls respect hooks, pruning and subclasses, but take longer."""
+        embedding: Any = self._modules.get("embedding")
+        if is_plain(embedding, (RelativeEmbedding,)) and not _has_any_global_hook():
+            return (embedding._parameters["table"],)
+        return tuple([relative() for relative in self.relative_embeddings])
 
     @property
     def relative_embeddings(self) -> tuple[RelativeEmbedding, ...]:

@@ -70,7 +70,8 @@ class RelativeEmbedding(EmbeddingTable):
     @property
     def tables(self) -> Tensor:
         """The table of each head, or of all heads, with the axis u: (h or 1, r_1..r_D, k, u)."""
-        tables = self.table if self.heads is not None else self.table.unsqueeze(0)
+        table = self()  # a call, which hooks and subclasses may change
+        tables = table if self.heads is not None else table.unsqueeze(0)
         return tables if self.intra_depth > 1 else tables.unsqueeze(-1)
 
     def forward(self) -> Tensor:
@@ -110,6 +111,7 @@ class RelativeEmbedding(EmbeddingTable):
 
         Raises ValueError unless the grids have D sides.
         """
+        check_sizes(dilation=dilation)
         context_grid = grid if context_grid is None else context_grid
         for name, sides in {"grid": grid, "context_grid": context_grid}.items():
             if not isinstance(sides, tuple) or len(sides) != self.dimensions:

@@ -128,7 +128,7 @@ class GridLambdaLayer(LambdaBase):
             x = x.masked_fill(~mask.unsqueeze(1), 0)
             valid = mask.expand(x.shape[0], *grid).flatten(1)
         queries, keys, values = self._project(x, None, valid)
-        tables, embeddings = tuple([relative.table for relative in self.relative_embeddings]), None
+        tables, embeddings = self.tables(), None
         if not tables and self.embedding is not None:
             embeddings = self.embedding(math.prod(grid), math.prod(grid))
         mask = None if valid is None else valid.unsqueeze(1)  # (b, 1, m)

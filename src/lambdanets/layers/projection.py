@@ -74,6 +74,10 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     """
     if isinstance(norm, nn.Identity):
         return maps
+    if valid is not None and grid and _mixes_positions(norm):
+        raise ValueError(
+            f"mask must be None for a layer with a {type(norm).__name__}, which mixes positions, got a mask"
+        )
     masked = valid is not None and norm.training
     are_maps = maps.stride(2) == 1 != maps.stride(1)
     if grid and not masked and (are_maps or not isinstance(norm, (*_BATCH_NORMS, nn.SyncBatchNorm))):
@@ -92,6 +96,13 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]), flat.shape)
     rows = flat.new_zeros(rows.shape).index_put((valid,), flat) if masked else flat.view_as(rows)
     return rows.transpose(1, 2)
+
+
+def _mixes_positions(norm: nn.Module) -> bool:
+    """Return whether a norm of maps uses statistics over the positions of each map."""
+    if isinstance(norm, (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)):
+        return norm.training or not norm.track_running_stats
+    return isinstance(norm, nn.GroupNorm)
 
 
 def _product_weights(projections: list[Any]) -> list[Tensor]:

@@ -76,6 +76,8 @@ class LambdaLayer(LambdaBase):
             if sequence.ndim != 3 or sequence.shape[0] != x.shape[0] or sequence.shape[2] != dim:
                 expected = f"(b = {x.shape[0]}, positions, channels = {dim})"
                 raise ValueError(f"{name} must be {expected}, got shape {tuple(sequence.shape)}")
+        if embeddings is not None and not self.position:
+            raise ValueError("embeddings must be None for a layer with position=False, got a tensor")
         if self.position and embeddings is None:  # the embeddings are for these lengths
             x, context = fix_sides(x, 1), None if context is None else fix_sides(context, 1)
         source = x if context is None else context
@@ -99,7 +101,7 @@ class LambdaLayer(LambdaBase):
             if not relative:
                 embeddings = self.embedding(n, m)
             elif context is None and (mask is None or valid is not None):
-                tables = tuple([embedding.table for embedding in relative])
+                tables = self.tables()
             else:
                 pairs = [embedding.of_pairs((n,), (m,)) for embedding in relative]
                 embeddings = functools.reduce(torch.add, pairs)

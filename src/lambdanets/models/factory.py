@@ -107,6 +107,7 @@ def create_model(
     if adopts and not state.keys() <= weights.keys():  # weights, if any, are those of the adopted network
         adopt(model)
         adopts, state = False, model.state_dict()
+        weights = match_names(weights, state, str(pretrained))
     if weights:
         if overrides.get("features_only"):
             weights = {name: weights[name] for name in state if name in weights}

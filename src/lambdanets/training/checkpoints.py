@@ -79,7 +79,7 @@ def check_resumable(
         card = read_card(path, state)
         saved = type(recipe).from_fields(card.recipe, str(path))
         saved_fingerprint = state["callbacks"]["KeepLast"]["data"]
-    except (InputError, KeyError) as error:
+    except (InputError, KeyError, TypeError) as error:
         raise InputError(f"{path} must be a checkpoint of a run: {one_line(error)}; {advice}") from error
     if saved.without_changeable_fields() != recipe.without_changeable_fields():
         raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")

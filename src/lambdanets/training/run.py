@@ -18,7 +18,7 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import check_precision, has_fast_bfloat16
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE
+from lambdanets.files import RECIPE, encode_utf8
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.terminal import echo
 from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
@@ -59,6 +59,8 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
+    if encode_utf8(str(folder)).decode() != str(folder):
+        raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
     recipe = resolve_recipe(recipe)
     with process_group() as world:
         run_folder = _run_folder(folder, recipe)

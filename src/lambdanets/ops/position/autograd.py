@@ -350,8 +350,11 @@ class PreparedTables:
         # Prepare from the copy, because another thread may change the table, and `prepare` may return a view.
         copy = table.detach().clone()
         prepared = algorithm.prepare(_drop_future_offsets(copy, algorithm.problem).to(algorithm.dtype))
+        size = copy.nbytes + sum(x.nbytes for x in prepared)
+        if size > CACHE_BYTES // 4:
+            return prepared
         self._entries.pop(key, None)
-        self._entries[key] = copy, prepared, copy.nbytes + sum(x.nbytes for x in prepared)
+        self._entries[key] = copy, prepared, size
         while self.nbytes > CACHE_BYTES:
             self._entries.pop(next(iter(list(self._entries)), key), None)
         return prepared

@@ -19,7 +19,7 @@ from torchvision.transforms.v2 import functional as transforms
 from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import Target, image_to_tensor
-from lambdanets.data.coco.segmentations import to_cropped_mask
+from lambdanets.data.coco.segmentations import CroppedMask, to_cropped_mask
 from lambdanets.inference.detector import METRICS, Detector
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.models.weights import match_names
@@ -70,10 +70,8 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
             break
         patch = to_cropped_mask(objects[index].segmentation, annotated.height, annotated.width)
         # nearest, not nearest-exact: torchvision's roi_align of masks compensates for its shift by half a pixel
-        mask: Any = transforms.resized_crop(
-            tv_tensors.Mask(patch.mask.astype(np.uint8)),
-            *(top - patch.top, left - patch.left, height, width, [new_height, new_width]),
-        )
+        cropped = tv_tensors.Mask(_crop_patch(patch, top, left, height, width))
+        mask: Any = transforms.resize(cropped, [new_height, new_width])
         if mask.any():
             masks[len(kept)] = mask.flip(-1) if flipped else mask
             kept.append(index)
@@ -85,6 +83,19 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
     labels = torch.tensor([objects[index].category + 1 for index in kept], dtype=torch.int64)
     target = {"boxes": boxes, "labels": labels, "masks": masks}
     return transforms.horizontal_flip(crop) if flipped else crop, target
+
+
+def _crop_patch(patch: CroppedMask, top: int, left: int, height: int, width: int) -> Tensor:
+    """Return the mask of an object in a crop of the image, uint8 (height, width)."""
+    # torchvision's crop is wrong where the crop and the patch do not overlap
+    mask = np.zeros((height, width), np.uint8)
+    # the first row and column of the overlap, in the patch and in the crop
+    patch_row, patch_column = max(0, top - patch.top), max(0, left - patch.left)
+    row, column = max(0, patch.top - top), max(0, patch.left - left)
+    target = mask[row:, column:]
+    overlap = patch.mask[patch_row:, patch_column:][: target.shape[0], : target.shape[1]]
+    target[: overlap.shape[0], : overlap.shape[1]] = overlap
+    return torch.from_numpy(mask)
 
 
 def _random_crop(side: int, scale: float, max_size: int) -> tuple[int, int, int]:
