@@ -7,12 +7,13 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from timm.layers.lambda_layer import LambdaLayer
 from torch import nn
 
 from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet
 from all_pairs import in_turn
-from lambdanets import adopt, foreign_state_dict, mask_rcnn
+from lambdanets import adopt, create_model, foreign_state_dict, mask_rcnn
 
 # (function that makes the network, sides of its images, number of lambda layers)
 NETWORKS = {
@@ -116,6 +117,15 @@ def test_features_only_gives_the_same_maps():
     with torch.no_grad():
         for actual, expected in zip(ours.eval()(images((64, 64))), theirs.eval()(images((64, 64))), strict=True):
             assert relative_error(actual, expected) < 1e-10
+
+
+def test_adopted_weights_load_into_a_network_of_features(tmp_path):
+    _, ours = original_and_adopted("lambda_resnet26t")
+    save_file(ours.float().state_dict(), tmp_path / "adopted.safetensors")
+    features = create_model("timm/lambda_resnet26t", tmp_path / "adopted.safetensors", features_only=True).eval()
+    x = images((64, 96)).float()
+    with torch.no_grad():
+        assert relative_error(features(x)[-1], ours.eval().forward_features(x)) < 1e-6
 
 
 # image sizes at which timm's network raises; none for lambda_resnet50ts, which has no strided lambda layer
