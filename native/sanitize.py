@@ -127,11 +127,11 @@ def main() -> int:
     parser.add_argument("--problems", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="number of the first problem")
     parser.add_argument("--quick", action="store_true", help="only vectors of 4 numbers, not optimized")
-    parser.add_argument("--library", type=Path, help="run the problems with this library, in this process")
+    parser.add_argument("--compiled", type=Path, help="run the problems with this file, in this process")
     options = parser.parse_args()
     problems = range(options.first, options.first + options.problems)
-    if options.library:
-        run_problems(options.library, problems)
+    if options.compiled:
+        run_problems(options.compiled, problems)
         return 0
     if shutil.which("gcc") is None or find_library("libasan.so") == "libasan.so":
         print("found no gcc with libasan.so")
@@ -142,7 +142,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for *_, lanes in LIBRARIES[machine][-1:] if options.quick else LIBRARIES[machine]:
             numbers = ["--first", str(options.first), "--problems", str(options.problems)]
-            command = [sys.executable, __file__, "--library", build(flags, lanes, Path(folder)), *numbers]
+            command = [sys.executable, __file__, "--compiled", build(flags, lanes, Path(folder)), *numbers]
             if code := subprocess.run(command, env=os.environ | OPTIONS | {"LD_PRELOAD": preloaded}).returncode:
                 return code
     return 0

@@ -165,7 +165,7 @@ def prepare_module(
 
 
 def run_module(module: nn.Module, x: Tensor, grad_output: Tensor | None) -> Tensors:
-    """Return the output and, if grad_output is given, the input gradient; parameters then have their gradients."""
+    """Return the output and, with a grad_output, the input gradient; parameters then have their gradients."""
     x.requires_grad_(grad_output is not None)
     with torch.set_grad_enabled(grad_output is not None):
         output = module(x)

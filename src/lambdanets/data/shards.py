@@ -166,7 +166,7 @@ class ShardedImages(LabeledImages):
         return [shard.name for shard in self._shards]
 
     @property
-    def labels(self) -> np.ndarray:  # type: ignore[override]  # read on demand
+    def labels(self) -> np.ndarray:  # type: ignore[override]  # not an attribute: read on demand
         """The label of each image, int64 (n,). Reads all shards at each access. Raises UnreadableImage."""
         if not self.classes:
             return np.full(len(self), UNLABELED)

@@ -121,8 +121,8 @@ def read_card(source: str | Path, metadata: Mapping[str, Any]) -> ModelCard:
     if task not in TASKS and task not in installed_tasks():
         raise InputError(f"{source} must be a model of a task in {', '.join(TASKS)}, got one of {task!r}")
     card_type: type[ModelCard] = predictor_of(task).card_type
-    for kind, given in ((card_type, fields), (Preprocessing, fields.get("preprocessing"))):
+    for kind, stored in ((card_type, fields), (Preprocessing, fields.get("preprocessing"))):
         for field in dataclasses.fields(kind):
-            if isinstance(given, dict) and field.name not in {*given, "held_out"}:
+            if isinstance(stored, dict) and field.name not in {*stored, "held_out"}:
                 raise InputError(f"{problem}: {field.name} must be given, got none")
     return parse_json(content, card_type, problem)

@@ -277,6 +277,6 @@ def _table_sides(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
         expected = "a tuple of sides if scope is None, else None"
         raise ValueError(f"grid must be {expected}, got {grid} and scope={scope}")
     if not isinstance(sides, tuple) or len(sides) != dimensions:
-        given = scope if grid is None else grid
-        raise ValueError(f"scope or grid must have {dimensions} side(s), got {given!r}")
+        argument = scope if grid is None else grid
+        raise ValueError(f"scope or grid must have {dimensions} side(s), got {argument!r}")
     return sides
