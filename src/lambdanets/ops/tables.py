@@ -13,14 +13,14 @@ from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_tensors
 from lambdanets.ops.precision import FLOATING, accumulation_dtype
-from lambdanets.ops.tracing import static_shape, unfold
+from lambdanets.ops.tracing import unfold
 
 _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 def crop_to_grid(table: Tensor, grid: Sequence[int]) -> Tensor:
     """Crop a table (r_1..r_D, k, u) to the offsets that exist on the grid, which gives odd sides of at most 2 S - 1."""
-    for axis, (scope, side) in enumerate(zip(static_shape(table), grid, strict=False)):
+    for axis, (scope, side) in enumerate(zip(map(int, table.shape), grid, strict=False)):
         if scope >= 2 * side:
             table = table.narrow(axis, scope // 2 - side + 1, 2 * side - 1)
     return table

@@ -163,7 +163,7 @@ class Native(Algorithm):
         assert library is not None
         p, self._library = problem, library
         self.note = f"library {library.name}"
-        self.is_sequence, self.num_positions = len(p.grid) == 1, p.num_positions
+        self.is_sequence, self.num_positions, self.scope = len(p.grid) == 1, p.num_positions, p.scope
         missing = (1,) * (3 - len(p.grid))
         self.full = (*missing, *p.grid)
         self.before, self.after = ((*(0 for _ in missing), *sides) for sides in (p.before, p.after))
@@ -200,7 +200,7 @@ class Native(Algorithm):
     def cost(self) -> Cost:
         p = self.problem
         n1, n2 = (axis.n for axis in self.transforms.axes)
-        terms = p.intra_depth * (p.scope[0] if len(p.grid) == 3 else 1)  # products for a lambda
+        terms = p.intra_depth * (self.scope[0] if len(p.grid) == 3 else 1)  # products for a lambda
         per_tile = self.transforms.instructions(self.tile[0]) + 6 * (terms - 1) * n1 * n2
         per_pair = self.full[0] * self.num_tiles * per_tile + 4 * p.num_positions * p.heads
         blocks = p.batch * -(-p.value_depth // self.lanes) * -(-p.query_depth // 2)
@@ -229,7 +229,7 @@ class Native(Algorithm):
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         c, grad_spectra = _Problem.from_buffer_copy(self._table_description), grad_prepared[0]
-        grad_table = grad_spectra.new_empty(*self.problem.scope, c.k, c.u, dtype=self.dtype)
+        grad_table = grad_spectra.new_empty(*self.scope, c.k, c.u, dtype=self.dtype)
         c.grad_spectra, c.grad_table = grad_spectra.data_ptr(), grad_table.data_ptr()
         if c.grad_table:
             self._library.transform_tables(c, is_float=self.dtype == torch.float32)
@@ -245,7 +245,7 @@ class Native(Algorithm):
         for d in range(2):
             c.tile[d], c.before[d], c.after[d] = self.tile[d], self.before[1 + d], self.after[1 + d]
             c.tiles[d] = -(-self.full[1 + d] // self.tile[d])
-        c.depth_before, c.depth_scope = self.before[0], 1 if len(p.grid) < 3 else p.scope[0]
+        c.depth_before, c.depth_scope = self.before[0], 1 if len(p.grid) < 3 else self.scope[0]
         keep: list[Any] = []
         for axis, chosen in zip(c.axes, axes, strict=True):
             _fill_axis(axis, chosen, double, keep)
