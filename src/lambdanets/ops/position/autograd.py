@@ -302,15 +302,16 @@ def _split_batch(size: int, *tensors: Any) -> list[tuple[Any, ...]]:
     return list(zip(*parts, strict=False))
 
 
-def _drop_future_offsets(table: Tensor, problem: Problem) -> Tensor:
-    """For causal problems, set offsets after 0 to zero and remove the rows that contain only such offsets."""
+def _crop(table: Tensor, problem: Problem) -> Tensor:
+    """Remove offsets beyond the grid; for causal problems, set those after 0 to zero and remove their rows."""
+    table = crop_to_grid(table, problem.grid)
     if not problem.causal:
         return table
     return mask_future(table, len(problem.grid)).narrow(0, 0, problem.before[0] + 1)
 
 
 def _restore_offsets(grad_table: Tensor, problem: Problem, shape: torch.Size) -> Tensor:
-    """The adjoint of `crop_to_grid` and `_drop_future_offsets`, for a table of this shape."""
+    """The adjoint of `_crop` for a table of this shape."""
     if problem.causal:
         future = grad_table.new_zeros(problem.before[0], *grad_table.shape[1:])
         grad_table = mask_future(torch.cat([grad_table, future]), len(problem.grid))
@@ -337,19 +338,16 @@ class PreparedTables:
         return sum(entry[2] for entry in list(self._entries.values()))
 
     def get(self, table: Tensor, algorithm: Algorithm) -> Prepared:
-        grid = algorithm.problem.grid
-        if any(2 * side <= scope for side, scope in zip(grid, table.shape, strict=False)):
-            table = crop_to_grid(table, grid)
         table = table.resolve_neg() if table.is_neg() else table
         if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
-            return algorithm.prepare(_drop_future_offsets(table, algorithm.problem).to(algorithm.dtype))
+            return algorithm.prepare(_crop(table, algorithm.problem).to(algorithm.dtype))
         key = (table.data_ptr(), algorithm)
         entry = self._entries.get(key)
         if entry is not None and torch.equal(entry[0], table):
             return entry[1]
         # Prepare from the copy, because another thread may change the table, and `prepare` may return a view.
         copy = table.detach().clone()
-        prepared = algorithm.prepare(_drop_future_offsets(copy, algorithm.problem).to(algorithm.dtype))
+        prepared = algorithm.prepare(_crop(copy, algorithm.problem).to(algorithm.dtype))
         size = copy.nbytes + sum(x.nbytes for x in prepared)
         if size > CACHE_BYTES // 4:
             return prepared
