@@ -99,7 +99,7 @@ def test_resume_rejects_recipes_and_folders_that_are_not_runs(quick_run, two_cla
     assert "remove the recipe" in fail(capsys, "train", "digits", "--resume", quick_run)
     assert "must be a run folder" in fail(capsys, "train", "--resume", two_classes, "--epochs", "3")
     command = ["train", "scattered_digits", "--run", quick_run]
-    assert "task must be classification, got detection, since" in fail(capsys, *command)
+    assert "task must be 'classification', got 'detection', and" in fail(capsys, *command)
 
 
 @pytest.mark.parametrize("recipe", ["scattered_digits", "digit_masks"])

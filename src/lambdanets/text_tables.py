@@ -1,8 +1,7 @@
-"""Formats tables as plain text, Markdown and CSV."""
+"""Formats tables as plain text and CSV."""
 
 import csv
 import io
-import statistics
 from collections.abc import Iterable, Sequence
 
 from lambdanets.terminal import printable
@@ -25,20 +24,6 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
         padded = [f"{cell:>{width}}" for cell, width in cells_and_widths] if is_full else list(row[1:])
         lines.append("  ".join([f"  {row[0]:<{widths[0]}}", *padded]).rstrip())
     return "\n".join(lines)
-
-
-def markdown_table(header: Sequence[str], *rows: Sequence[str]) -> str:
-    """Format a table in Markdown, without a line break at the end."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (header, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
-
-
-def format_mean(values: Sequence[float]) -> str:
-    """Format mean ± std with one decimal; "-" without values, and no std for one."""
-    if not values:
-        return "-"
-    std = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{std}"
 
 
 def csv_table(rows: Iterable[Iterable[object]]) -> str:

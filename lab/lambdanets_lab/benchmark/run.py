@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from lambdanets.device import best_device, check_bfloat16
+from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.progress import Progress
@@ -123,10 +123,7 @@ def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:
         raise InputError(f"--{error}") from error
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device must be cpu without a GPU that PyTorch can use, got cuda")
-    device = best_device() if options.device is None else torch.device(options.device)
-    if device.type == "cpu" and options.dtype == "bfloat16":
-        check_bfloat16("--dtype bfloat16", "--dtype float32")
-    return device
+    return best_device() if options.device is None else torch.device(options.device)
 
 
 def _heading(device: torch.device, options: CommonOptions) -> str:

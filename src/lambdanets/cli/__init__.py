@@ -35,12 +35,6 @@ COMMANDS = {
 _LAB_COMMANDS = {"explain", "demo", "export", "shard", "pseudo-label", "report", "compare", "tables", "benchmark"}
 # Command -> the extra with all optional dependencies of the command.
 _EXTRAS = {"benchmark": "bench", "demo": "demo"}
-# Groups of commands of the previous version, such as `detect train digits`, and the new names of their recipes.
-_GROUPS = {
-    "detect": {"digits": "scattered_digits"},
-    "segment": {"digits": "digit_masks", "nuclei": "nuclei_masks"},
-}
-_VERBS = ("train", "evaluate", "predict", "report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,31 +75,12 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         echo(f"lambdanets {__version__}")
         return 0
-    arguments = _without_group(arguments)
     command = arguments[0]
     if command not in COMMANDS:
         known = [*COMMANDS, "--help", "--version"]
         raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest_hint(command, known)}")
     package = "lambdanets_lab" if command in _LAB_COMMANDS else "lambdanets"
     return importlib.import_module(f"{package}.cli.{command.replace('-', '_')}").main(arguments[1:])
-
-
-def _without_group(arguments: list[str]) -> list[str]:
-    """Translate a command of the previous version, such as `detect train digits`."""
-    group, *words = arguments
-    if group not in _GROUPS:
-        return arguments
-    if not words or words[0] not in _VERBS:
-        raise InputError(f"lambdanets {group} is now: lambdanets {' | '.join(_VERBS)}")
-    if words[0] == "train":
-        if not words[1:] or (words[1].startswith("-") and not any(word.startswith("--resume") for word in words)):
-            words.insert(1, "digits")  # the default; --resume has the recipe of the run
-        for old, new in _GROUPS[group].items():
-            if f"{words[1]}_".startswith(f"{old}_"):  # also a variant of the recipe
-                words[1] = new + words[1].removeprefix(old)
-                break
-    echo(f"lambdanets {group} {words[0]} is now: lambdanets {' '.join(words[:2])}", file=sys.stderr)
-    return words
 
 
 def _usage() -> list[str]:

@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lambdanets.errors import InputError
 from lambdanets.training.recipe import TrainingRecipe
 
 
@@ -53,37 +52,28 @@ def _norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
-def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int = 1) -> nn.Module:
-    """Set the recipe's momentum in all batch norm layers.
-
-    Raises InputError for sync_batch_norm without GPUs, which PyTorch does not support.
-    """
-    if recipe.sync_batch_norm and world_size > 1 and not torch.cuda.is_available():
-        raise InputError("sync_batch_norm needs one GPU per process, but PyTorch finds no GPU")
-    if recipe.batch_norm_momentum is not None:
-        for norm in _norms(model):
-            norm.momentum = recipe.batch_norm_momentum
-    return model
-
-
 def freeze_batch_norm(model: nn.Module) -> None:
     """Put all batch norm layers into eval mode. Their affine parameters are still trained."""
     for norm in _norms(model):
         norm.eval()
 
 
-def convert_sync_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int) -> nn.Module:
-    """Convert to synchronized batch norm if the recipe sets sync_batch_norm and there are several ranks.
+def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int = 1) -> nn.Module:
+    """Set the recipe's momentum, and convert to synchronized batch norm if it has that and there are several ranks.
 
     After the conversion, a forward pass on one rank waits for the other ranks.
     """
+    if recipe.batch_norm_momentum is not None:
+        for norm in _norms(model):
+            norm.momentum = recipe.batch_norm_momentum
     if not recipe.sync_batch_norm or world_size == 1:
         return model
     original_modules = dict(model.named_modules())
     # timm's conversion keeps the activations of its norm-act layers; PyTorch's removes them
     model = timm.layers.convert_sync_batchnorm(model)
     for name, module in model.named_modules():
-        if module is not original_modules[name]:  # the conversion removes hooks, such as those that mask padding
+        if module is not original_modules[name]:
+            # the conversion removes hooks, such as those that mask padding
             module._forward_pre_hooks.update(original_modules[name]._forward_pre_hooks)
             module._forward_hooks.update(original_modules[name]._forward_hooks)
     return model

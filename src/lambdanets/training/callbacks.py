@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
-from lambdanets.signals import check_signals, handled_signals
+from lambdanets.signals import check_signals, handle_signals, install
 from lambdanets.training.distributed import all_gather_lists, all_reduce_sum
 from lambdanets.training.module import TrainingModule
 
@@ -164,24 +164,16 @@ class StopOnSignal(Callback):
     def handling(self) -> Iterator[None]:
         """Handle signals within the block. Lightning's own handlers can stop in the middle of an optimizer step."""
         check_signals()
-        old_handlers = {signum: signal.getsignal(signum) for signum in handled_signals()}
         try:
-            self._install()
-            yield
+            with handle_signals(self._on_signal):
+                yield
         except SystemExit as error:  # Lightning raises it for a signal before the first step
             if not self.signaled:
                 raise
             raise Interrupted from error
-        finally:
-            for signum, handler in old_handlers.items():
-                signal.signal(signum, handler)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._install()  # again, because Lightning has installed its own handlers
-
-    def _install(self) -> None:
-        for signum in handled_signals():
-            signal.signal(signum, self._on_signal)
+        install(self._on_signal)  # again, because Lightning has installed its own handlers
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.signaled and signum == signal.SIGINT:

@@ -1,6 +1,7 @@
 """The LightningModule of all tasks: training step, validation, optimizer and learning rate schedule."""
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,7 @@ class TrainingModule(LightningModule):
         self._ends_step = True  # whether it is the last of its step
         self._statistics: StepStatistics | None = None  # of a step with several micro-batches
         self._nonfinite: Tensor | int = 0  # number of losses and gradients with NaN or inf
+        self.batch_end = 0.0  # time when the callbacks after the last batch had ended
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._seed(batch_idx)
@@ -102,6 +104,9 @@ class TrainingModule(LightningModule):
         if self.recipe.precision != "16-mixed":  # its scaler skips steps with NaN or inf and reduces its scale
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             self._count_nonfinite(torch.nn.utils.get_total_norm(gradients))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batch_end = time.perf_counter()
 
     def _count_nonfinite(self, value: Tensor) -> None:
         # on the device, because reading it would wait for the step

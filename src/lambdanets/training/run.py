@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
-from lambdanets.device import check_precision, has_fast_bfloat16
+from lambdanets.device import best_device, has_fast_bfloat16
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE, encode_utf8
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.terminal import echo
-from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
+from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopOnSignal
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
@@ -62,17 +61,11 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     if encode_utf8(str(folder)).decode() != str(folder):
         raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
     recipe = resolve_recipe(recipe)
-    with process_group() as world:
-        run_folder = _run_folder(folder, recipe)
-        broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
-        is_finished = partial(broadcast_from_rank_zero, (folder / RESULT).is_file)
-        if not is_finished():  # needs no lock, so the folder may be read-only
-            with _locked(run_folder):
-                if not is_finished():  # by another process, before this one had the lock
-                    is_started = broadcast_from_rank_zero(run_folder.is_started)
-                    if is_started:
-                        recipe = _resumed_recipe(read_recipe(folder / RECIPE), recipe)
-                    return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
+    with process_group() as world, _locked(_run_folder(folder, recipe)):
+        if not broadcast_from_rank_zero((folder / RESULT).is_file):
+            if is_started := broadcast_from_rank_zero((folder / RECIPE).is_file):
+                recipe = _resumed_recipe(read_recipe(folder / RECIPE), recipe)
+            return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
         if not world.is_rank_zero:
             return {}
         result = read_result(folder)
@@ -109,7 +102,7 @@ def _resumed_recipe(stored: TrainingRecipe, requested: TrainingRecipe) -> Traini
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the recipe's existing paths as absolute paths; the run can then be resumed from any working directory."""
+    """Return the recipe's existing paths as absolute paths; a run then resumes from any working directory."""
     paths = {name: getattr(recipe, name) for name in recipe.PATHS}
     return {
         name: str(Path(path).resolve())
@@ -119,7 +112,7 @@ def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
 
 
 def _is_name(field: str, value: str) -> bool:
-    """Whether a field of a recipe is the name of a packaged model or of data, also beside a folder of this name."""
+    """Whether a field is the name of a packaged model or of data, also beside a folder of this name."""
     if field == "weights":
         return value in packaged_models() and weights_in(Path(value)) is None
     return value == "digits" or is_timm_name(value)
@@ -142,30 +135,21 @@ def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
 
 def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
     """Return the run folder, which must be for this recipe."""
-    finished = (folder / RESULT).is_file()
+    finished, has_checkpoint = (folder / RESULT).is_file(), _has_checkpoint(folder)
 
     def identify(recipe: TrainingRecipe) -> dict[str, Any]:
-        # Paths that the run would silently not use, after the options. A finished run reads nothing. A run with a
-        # checkpoint has its initial weights in it, but reads its data, and recognizes it even if it was moved.
-        unused = recipe.PATHS if finished else ("weights",) if _has_checkpoint(folder) else ()
-        fields = asdict(recipe.without_changeable_fields())
-        options = {name: value for name, value in fields.items() if name not in unused}
-        return options | {name: getattr(recipe, name) for name in unused}
+        # With paths that the run would silently not use: a finished run reads nothing, and one with a checkpoint has
+        # its initial weights in it. It reads its data, and recognizes it even if it was moved.
+        unused = recipe.PATHS if finished else ("weights",) if has_checkpoint else ()
+        paths = {name: getattr(recipe, name) for name in unused}
+        return {"task": recipe.task} | asdict(recipe.without_changeable_fields()) | paths
 
     def read_identity(folder: Path) -> dict[str, Any] | None:
-        if not (folder / RECIPE).is_file():
-            return None
-        existing = read_recipe(folder / RECIPE)
-        if existing.task != recipe.task:
-            raise InputError(
-                f"task must be {existing.task}, got {recipe.task}, since {folder} has a {existing.task} run; "
-                "choose another folder"
-            )
-        return identify(existing)
+        path = folder / RECIPE
+        return identify(read_recipe(path)) if path.is_file() else None
 
     advice = "choose another folder" if finished else f"choose another folder, or resume it with --resume {folder}"
-    work = f"a {'finished' if finished else 'started'} run"
-    return WorkFolder(folder, work, identify(recipe), read_identity, advice)
+    return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identify(recipe), read_identity, advice)
 
 
 def _has_checkpoint(folder: Path) -> bool:
@@ -182,14 +166,9 @@ def _locked(folder: WorkFolder) -> Iterator[None]:
 
 def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> PreparedRun:
     """Open the data, build the model and choose the micro-batch. A resumed run gets its weights from its checkpoint."""
-    check_precision(recipe.precision)
     task = rank_zero_first(lambda: open_task(recipe, world, resumed))
-    if len(task.validation) < world.world_size:
-        raise InputError(
-            f"number of validation images must be at least {world.world_size}, one per rank, got {len(task.validation)}"
-        )
     recipe, batch_slice = with_micro_batch(task, recipe, world)
-    task.model = convert_sync_batch_norm(task.model, recipe, world.world_size)
+    task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     training = task.training_batches(recipe, batch_slice)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.batch_size
     validation = task.evaluator(recipe, task.validation).batches(batch_size, recipe.workers, batch_slice)
@@ -198,15 +177,23 @@ def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Prep
 
 def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Task:
     """Open the data of a recipe, check that images can be read, and build the model."""
+    if best_device().type == "cpu":
+        if recipe.precision == "16-mixed":
+            raise InputError("precision 16-mixed needs a GPU; on a CPU choose bf16-mixed or 32-true")
+        if recipe.sync_batch_norm and world.world_size > 1:
+            raise InputError("sync_batch_norm needs one GPU per process, but PyTorch finds no GPU")
     task = task_class(recipe)(recipe)
+    if len(task.validation) < world.world_size:
+        raise InputError(
+            f"number of validation images must be at least {world.world_size}, one per rank, got {len(task.validation)}"
+        )
     if world.is_rank_zero and task.problems:
         echo(*task.problems, file=sys.stderr)
     for split in ("training", "validation", "test"):
         if (images := getattr(task, split)) is not None:
             check_readable(images.load, len(images), split, recipe.max_unreadable)
     seed_everything(recipe.seed, verbose=False)
-    model = task.build(replace(recipe, weights=None) if resumed else recipe)
-    task.model = prepare_batch_norm(model, recipe, world.world_size)
+    task.model = task.build(replace(recipe, weights=None) if resumed else recipe)
     if recipe.weights is not None and not resumed:  # of a resumed run, they are in the checkpoint
         task.initial_weights = identify_weights(recipe.weights)
     return task

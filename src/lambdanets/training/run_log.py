@@ -11,12 +11,12 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 from lambdanets.data.images import check_unreadable
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.progress import Progress
+from lambdanets.terminal import echo
 from lambdanets.training.callbacks import ends_step
 from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
 from lambdanets.training.module import TrainingModule
@@ -84,11 +84,11 @@ class RunLog(Callback):
         self._progress.label = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
 
     def _start_clock(self) -> None:
-        self._started = self._batch_end = time.perf_counter()
+        self._started = time.perf_counter()
         self._waited, self._images = 0.0, 0
 
     def on_train_batch_start(self, trainer: Trainer, module: TrainingModule, batch: Any, batch_idx: int) -> None:
-        self._waited += time.perf_counter() - self._batch_end
+        self._waited += time.perf_counter() - max(self._started, module.batch_end)
 
     def on_train_batch_end(
         self, trainer: Trainer, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
@@ -103,7 +103,6 @@ class RunLog(Callback):
             self._progress.done = trainer.global_step
             if trainer.global_step % STEPS_PER_ROW == 0:
                 self._add_training_row(trainer, module)
-        self._batch_end = time.perf_counter()
 
     def on_validation_epoch_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._add_training_row(trainer, module)
@@ -140,7 +139,7 @@ class RunLog(Callback):
             *([f"{waiting:.0%} waiting for data"] if waiting >= 0.1 else []),
         ]
         if self._world.is_rank_zero:
-            tqdm.write("  ".join(fields))  # above the bar
+            echo("  ".join(fields))
 
     def _note_unreadable(self, batch: Any) -> None:
         self._new_unreadable += [text for text in batch.unreadable if text not in self.unreadable]
