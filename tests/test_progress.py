@@ -40,8 +40,8 @@ def test_lines_show_count_speed_and_remaining_time(frequent_lines, capsys):
 
 
 def test_lines_are_printed_during_a_single_slow_item(frequent_lines, capsys):
-    with Progress("planning"):
-        assert wait_for_output(capsys, "(?s)so far.*so far").startswith("planning: 0 s so far\n")
+    with Progress("planning", 2, "plans"):
+        assert wait_for_output(capsys, "(?s)plans.*plans").startswith("planning: 0 of 2 plans\n")
 
 
 def test_lines_show_the_current_item(frequent_lines, capsys):
@@ -51,7 +51,7 @@ def test_lines_show_the_current_item(frequent_lines, capsys):
 
 
 def test_no_line_is_printed_after_the_end(frequent_lines, capsys):
-    with pytest.raises(ZeroDivisionError), Progress("planning"):
+    with pytest.raises(ZeroDivisionError), Progress("planning", 2, "plans"):
         raise ZeroDivisionError
     capsys.readouterr()
     time.sleep(0.2)
@@ -63,7 +63,7 @@ def test_a_terminal_shows_one_line_that_changes(capsys, monkeypatch):
     with Progress("shards", 10, "images") as line:
         line.update(5)
         wait_for_output(capsys, r"\rshards: 5 of 10 images, .* left")
-        line.set_note("00000\x1b[2J.tar", label="labels")
+        line.label, line.note = "labels", "00000\x1b[2J.tar"
         wait_for_output(capsys, r"\rlabels: 5 of 10 images, .* left, 00000\\x1b\[2J.tar")
 
 

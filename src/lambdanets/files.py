@@ -1,5 +1,6 @@
 """Atomic writes, removal of unfinished files, regular files, and files that are no data: hidden ones and outputs."""
 
+import glob
 import hashlib
 import os
 import shutil
@@ -76,21 +77,11 @@ def file_sha256(file: BinaryIO) -> str:
 
 def remove_unfinished(folder: Path, name: str = "") -> None:
     """Remove the hidden files that killed processes left in a folder and below, or only those of the file `name`."""
-    for leftover in [*folder.rglob(".*.unfinished")]:
-        if name and not leftover.name.startswith(f".{name}."):
-            continue
+    for leftover in [*folder.rglob(f".{glob.escape(name)}*.unfinished")]:
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
-
-
-def user_cache_folder() -> Path:
-    """Return the folder of this package in the user's cache folder. Raises OSError if there is no home folder."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lambdanets"
-    except RuntimeError as error:
-        raise OSError(str(error)) from error
 
 
 def encode_utf8(text: str) -> bytes:

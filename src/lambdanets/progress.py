@@ -19,31 +19,20 @@ class Progress:
 
     A thread writes it, even while an item takes longer.
 
-    total: number of items; if None, the elapsed time is shown.
-    initial: number of items that were done before.
-    note: text about the current item; may be changed at any time, as `label` and `done` may.
+    total: number of items. initial: number of items that were done before.
+    label, note, done: what is shown; may be changed at any time.
     """
 
-    def __init__(
-        self,
-        label: str,
-        total: int | None = None,
-        unit: str = "",
-        *,
-        initial: int = 0,
-        note: str = "",
-    ) -> None:
-        self.label, self.total, self.unit = label, total, unit
+    def __init__(self, label: str, total: int = 0, unit: str = "", *, initial: int = 0) -> None:
+        self.label, self.total, self.unit, self.note = label, total, unit, ""
         self.done = self._initial = initial
-        self.note = note
         self._started = time.monotonic()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self._started = time.monotonic()
-        show = self._change_line if sys.stderr.isatty() else self._print_lines
-        self._thread = threading.Thread(target=show, daemon=True)
+        self._thread = threading.Thread(target=self._show, daemon=True)
         self._thread.start()
         return self
 
@@ -57,32 +46,29 @@ class Progress:
         check_signals()
         self.done += count
 
-    def set_note(self, note: str, label: str | None = None) -> None:
-        """Set the note, and the label if given. Raises KeyboardInterrupt if a signal has arrived."""
+    def set_note(self, note: str) -> None:
+        """Set the note. Raises KeyboardInterrupt if a signal has arrived."""
         check_signals()
         self.note = note
-        self.label = self.label if label is None else label
 
     def line(self) -> str:
         """Return the progress as one line of text."""
-        seconds = time.monotonic() - self._started
-        parts = [self.note] if self.note else []
-        if self.total is None:
-            return f"{self.label}: {', '.join([*parts, f'{format_duration(seconds)} so far'])}"
-        rate = (self.done - self._initial) / max(seconds, 1e-9)
+        rate = (self.done - self._initial) / max(time.monotonic() - self._started, 1e-9)
+        parts = [f"{self.done:,} of {self.total:,} {self.unit}"]
         if rate:
-            parts = [f"{rate:.3g} {self.unit}/s, {format_duration((self.total - self.done) / rate)} left", *parts]
-        return f"{self.label}: {', '.join([f'{self.done:,} of {self.total:,} {self.unit}', *parts])}"
+            left = format_duration((self.total - self.done) / rate)
+            parts.append(f"{rate:.3g} {self.unit}/s, {left} left")
+        return f"{self.label}: {', '.join([*parts, *([self.note] if self.note else [])])}"
 
-    def _print_lines(self) -> None:
+    def _show(self) -> None:
         stream = sys.stderr
-        while not self._stopped.wait(SECONDS_PER_LINE):
-            echo(self.line(), file=stream)
-
-    def _change_line(self) -> None:
+        if not stream.isatty():
+            while not self._stopped.wait(SECONDS_PER_LINE):
+                echo(self.line(), file=stream)
+            return
         from tqdm import tqdm
 
-        with tqdm(bar_format="{desc}", leave=False, file=sys.stderr) as line:
+        with tqdm(bar_format="{desc}", leave=False, file=stream) as line:
             while not self._stopped.wait(SECONDS_PER_CHANGE):
                 width = shutil.get_terminal_size().columns - 1
                 line.set_description_str(printable(self.line())[:width])

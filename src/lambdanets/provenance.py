@@ -16,7 +16,14 @@ import lambdanets
 
 def provenance(other_versions: Mapping[str, str | None] = MappingProxyType({})) -> dict[str, Any]:
     """Return the commit, versions, with those of other packages, and hardware, for files with results."""
-    return {"commit": commit(), "versions": versions() | dict(other_versions), "hardware": hardware()}
+    dependencies = ("torch", "torchvision", "timm", "lightning", "numpy", "pillow")
+    versions = {
+        "python": platform.python_version(),
+        "lambdanets": lambdanets.__version__,
+        **{name: importlib.metadata.version(name) for name in dependencies},
+        **other_versions,
+    }
+    return {"commit": commit(), "versions": versions, "hardware": hardware()}
 
 
 def commit() -> str | None:
@@ -29,13 +36,6 @@ def commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
     except OSError:  # git is not installed
         return None
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python, this package and its main dependencies."""
-    dependencies = ("torch", "torchvision", "timm", "lightning", "numpy", "pillow")
-    own = {"python": platform.python_version(), "lambdanets": lambdanets.__version__}
-    return own | {name: importlib.metadata.version(name) for name in dependencies}
 
 
 def hardware() -> dict[str, Any]:

@@ -124,12 +124,11 @@ class WorkFolder:
 
 
 class Journal:
-    """An open journal. entries: all entries, of which the first `num_resumed` are from the interrupted command."""
+    """An open journal. entries: its entries, at first those of the interrupted command."""
 
     def __init__(self, file: BinaryIO, entries: list[Any]) -> None:
         self._file = file
         self.entries = entries
-        self.num_resumed = len(entries)
 
     def add(self, entry: Any) -> None:
         """Append an entry and flush it, so that it is kept if the process is killed."""
@@ -178,18 +177,10 @@ def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any
     """Describe up to five differences between two identities, for messages; "" if they are equal."""
     messages = []
     for name, value in expected.items():
-        current = existing.get(name)
-        if name in existing and current == value:
-            continue
-        nested = ""
-        if isinstance(current, Mapping) and isinstance(value, Mapping):
-            nested = describe_differences(current, value)
-        old, new = repr(current), repr(value)
-        if nested:
-            messages.append(f"{name} ({nested})")
-        else:
-            is_long = max(len(old), len(new)) > _MAX_CHARACTERS
-            messages.append(f"{name} must be the same" if is_long else f"{name} must be {old}, got {new}")
+        if (current := existing.get(name)) != value:
+            is_long = max(len(repr(current)), len(repr(value))) > _MAX_CHARACTERS
+            difference = "the same" if is_long else f"{current!r}, got {value!r}"
+            messages.append(f"{name} must be {difference}")
     return ", and ".join(messages[:5])
 
 

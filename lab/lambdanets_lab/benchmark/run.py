@@ -97,7 +97,7 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
     with Progress(f"benchmark {report.kind}", len(cases), "cases") as progress:
         while cases:
             case = cases.pop(0)  # releases the inputs of each case after measuring it
-            progress.set_note("", label=str(case))
+            progress.label, progress.note = str(case), ""
             options = report.options
             rows = measure_case(
                 case,

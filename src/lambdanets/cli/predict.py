@@ -122,9 +122,9 @@ def _predict(
     The files of an image are written before its entry of the journal, so a killed command writes them again.
     """
     width = min(max(len(str(path)) for path in paths), 60)
-    if journal.num_resumed:
-        echo(f"resuming: {journal.num_resumed} of {len(paths)} images are done", file=sys.stderr)
     done = {row["path"] for row in journal.entries}
+    if done:
+        echo(f"resuming: {len(done)} of {len(paths)} images are done", file=sys.stderr)
     remaining = [path for path in paths if str(path) not in done]
     predictions = track(predict(remaining), "predicting", len(remaining), "images")
     for path, image, prediction in predictions:

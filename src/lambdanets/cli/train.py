@@ -18,7 +18,6 @@ from lambdanets.cli.options import parse_all, program
 from lambdanets.cli.predict import report_unreadable
 from lambdanets.errors import InputError, describe_failure, explain_missing_extras, is_out_of_memory
 from lambdanets.files import RECIPE
-from lambdanets.progress import Progress
 from lambdanets.records import record
 from lambdanets.registry import TASKS
 from lambdanets.signals import uninterrupted
@@ -70,8 +69,7 @@ def main(arguments: list[str]) -> int:
         if options.dry_run:
             from lambdanets.training.dry_run import dry_run
 
-            with Progress("timing"):
-                lines = dry_run(command.recipe)
+            lines = dry_run(command.recipe)
             if world.is_rank_zero:
                 echo(*lines)
             return 0
