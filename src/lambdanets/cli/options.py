@@ -25,10 +25,9 @@ POSITIONAL = "positional"  # annotation of a field that is given without its nam
 
 def program() -> str:
     """Return this program as it can be typed in a shell, also if its folder is not on the PATH."""
-    script = Path(sys.executable).with_name("lambdanets")
-    if shutil.which("lambdanets") == str(script):
+    if shutil.which("lambdanets") == str(Path(sys.executable).with_name("lambdanets")):
         return "lambdanets"
-    return shlex.quote(str(script)) if script.is_file() else f"{shlex.quote(sys.executable)} -m lambdanets"
+    return f"{shlex.quote(sys.executable)} -m lambdanets"
 
 
 class _Parser(argparse.ArgumentParser):

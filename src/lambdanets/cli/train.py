@@ -103,8 +103,7 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
     named = find_recipe(name)  # a file may register the task of the run
     stored = _stored_recipe(arguments)
     recipe = named if stored is None else stored
-    words = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
+    recipe = extended_recipe(recipe, [word.partition("=")[0][2:].replace("-", "_") for word in arguments])
     parse = partial(
         parse_with_recipe,
         TrainOptions,
@@ -161,13 +160,10 @@ def _describe_recipes() -> str:
 
 def _stored_recipe(arguments: list[str]) -> TrainingRecipe | None:
     """Return the recipe of the run of --resume; None without this option, or if there is no such run."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--resume", type=Path)
-    with contextlib.suppress(argparse.ArgumentError):  # `parse_all` reports it
-        folder = parser.parse_known_args(arguments)[0].resume
-        if folder is not None and (folder / RECIPE).is_file():
-            return read_recipe(folder / RECIPE)
-    return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", type=Path, nargs="?")  # `parse_all` reports a missing value
+    folder = parser.parse_known_args(arguments)[0].resume
+    return read_recipe(folder / RECIPE) if folder and (folder / RECIPE).is_file() else None
 
 
 def _train(command: TrainCommand, folder: Path, world_size: int) -> dict[str, Any]:
@@ -179,8 +175,6 @@ def _train(command: TrainCommand, folder: Path, world_size: int) -> dict[str, An
         if world_size > 1:
             raise InputError("--quicktest needs one process; remove --quicktest or --devices")
         data = folder.absolute().with_name(f"{folder.absolute().name}-data")
-        if folder.exists() and not data.exists():
-            raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
         recipe = task_class(recipe).quicktest(recipe, data)
     file = f"{shlex.quote(command.name)} " if command.name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):

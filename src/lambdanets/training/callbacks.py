@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.signals import check_signals, handle_signals, install
-from lambdanets.training.distributed import all_gather_lists, all_reduce_sum
+from lambdanets.training.distributed import all_reduce_sum
 from lambdanets.training.module import TrainingModule
 
 
@@ -152,13 +152,12 @@ class StopOnSignal(Callback):
     """On a signal, finishes the step, writes a checkpoint and stops. A second SIGINT stops immediately.
 
     All ranks stop after the same step, even if only one of them received the signal. No checkpoint is written after
-    the last step of an epoch or during its validation.
+    the last step of an epoch or during its validation, which several ranks end first.
     """
 
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
         self.signaled = False
-        self._common_batches = 0  # of the validation in progress, on all ranks
 
     @contextmanager
     def handling(self) -> Iterator[None]:
@@ -188,17 +187,8 @@ class StopOnSignal(Callback):
                 trainer.save_checkpoint(self.checkpoint)
             raise Interrupted
 
-    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._common_batches = min(all_gather_lists([int(trainer.num_val_batches[0])]))  # ranks may have one more
-
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    def on_validation_batch_start(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if batch_idx < self._common_batches and all_reduce_sum(self.signaled)[0]:
+        if self.signaled and trainer.world_size == 1:
             raise Interrupted

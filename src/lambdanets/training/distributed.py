@@ -1,7 +1,4 @@
-"""Distributed training: torchrun, rank and world size, and collectives.
-
-torchrun sets rank and world size in environment variables. Without torchrun there is one process.
-"""
+"""Distributed training: torchrun, rank and world size, and collectives."""
 
 import logging
 import os
@@ -27,7 +24,7 @@ Item = TypeVar("Item")
 _STORE_TIMEOUT = timedelta(minutes=10)
 # Long, because ranks wait while rank zero evaluates or writes. If a rank dies, the others notice its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
-_STORE_CONNECT_SECONDS = 300.0  # until a rank gives up connecting to the store of rank zero
+_CONNECT_SECONDS = 300.0  # until a rank gives up connecting to the store of rank zero
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ def _connect_store(world: World) -> dist.Store:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         agent_store.set("lambdanets", str(store.port))
         return store
-    deadline = time.monotonic() + _STORE_CONNECT_SECONDS
+    deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
             port = int(agent_store.get("lambdanets"))  # waits until it is set; it may be the port of a dead rank

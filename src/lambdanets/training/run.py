@@ -17,7 +17,7 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import best_device, has_fast_bfloat16
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE, encode_utf8
+from lambdanets.files import RECIPE
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.terminal import echo
 from lambdanets.training.batch_norm import prepare_batch_norm
@@ -58,14 +58,14 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
-    if encode_utf8(str(folder)).decode() != str(folder):
-        raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
     recipe = resolve_recipe(recipe)
     with process_group() as world, _locked(_run_folder(folder, recipe)):
         if not broadcast_from_rank_zero((folder / RESULT).is_file):
-            if is_started := broadcast_from_rank_zero((folder / RECIPE).is_file):
-                recipe = _resumed_recipe(read_recipe(folder / RECIPE), recipe)
-            return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
+            if broadcast_from_rank_zero((folder / RECIPE).is_file):
+                stored = read_recipe(folder / RECIPE)
+                changes = {name: getattr(recipe, name) for name in stored.CHANGEABLE}
+                recipe = replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
+            return _train(prepare(recipe, world, _has_checkpoint(folder)), folder, world)
         if not world.is_rank_zero:
             return {}
         result = read_result(folder)
@@ -93,12 +93,6 @@ def check(recipe: TrainingRecipe) -> Task:
     """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
     with process_group() as world:
         return prepare(resolve_recipe(recipe), world).task
-
-
-def _resumed_recipe(stored: TrainingRecipe, requested: TrainingRecipe) -> TrainingRecipe:
-    """Return the recipe of a run with the requested fields in CHANGEABLE, such as the path of the data."""
-    changes = {name: getattr(requested, name) for name in stored.CHANGEABLE}
-    return replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -208,7 +202,7 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_recipe(recipe, folder / RECIPE))
     if world.is_rank_zero:
-        if 0 < recipe.epochs <= recipe.warmup_epochs:
+        if recipe.epochs <= recipe.warmup_epochs:
             note = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
             echo(f"{note}; choose fewer with --warmup-epochs", file=sys.stderr)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))

@@ -1,7 +1,5 @@
 """The log of a run: metrics.csv, TensorBoard, progress, a printed line per epoch, and unreadable images."""
 
-import csv
-import io
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.progress import Progress
 from lambdanets.terminal import echo
+from lambdanets.text_tables import csv_table
 from lambdanets.training.callbacks import ends_step
 from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
 from lambdanets.training.module import TrainingModule
@@ -61,12 +60,8 @@ class RunLog(Callback):
         self._start_clock()  # a run that resumes in the middle of an epoch does not call on_train_epoch_start
         if not self._world.is_rank_zero:
             return
-        if self.rows:  # removes rows that were written after the checkpoint
-            text = io.StringIO(newline="")
-            csv.writer(text).writerows([self._columns, *self.rows])
-            atomic_write(self.path, text.getvalue().encode())
-        else:  # the run (re)starts without a checkpoint
-            self.path.unlink(missing_ok=True)
+        # removes rows that were written after the checkpoint
+        atomic_write(self.path, csv_table([self._columns, *self.rows]).encode())
         # TensorBoard discards rows that were written after the checkpoint
         self._writer = SummaryWriter(self.path.with_name("tensorboard"), purge_step=trainer.global_step + 1)
         total = module.steps_per_epoch * (trainer.max_epochs or 0)
@@ -110,14 +105,8 @@ class RunLog(Callback):
             reason = min(self.unreadable, default="the images are too small")
             raise InputError(f"no training batch had images that can be trained on: {reason}")
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        module: TrainingModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    def on_validation_batch_start(
+        self, trainer: Trainer, module: TrainingModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self._note_unreadable(batch)
         self._progress.note = f"validating, batch {batch_idx + 1:,}"
@@ -128,9 +117,8 @@ class RunLog(Callback):
         if not module.validation_metrics:
             raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
         self._add_row(trainer, "val", module.validation_metrics)
-        loss, speed, waiting = (
-            self.points("train", name)[-1][1] for name in (self.metrics[0], "images_per_second", "waiting_share")
-        )
+        names = ("loss", "images_per_second", "waiting_share")
+        loss, speed, waiting = (self.points("train", name)[-1][1] for name in names)
         fields = [
             f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}",
             f"loss {loss:.3f}",
@@ -185,9 +173,8 @@ class RunLog(Callback):
         self.rows.append(row)
         if self._writer is None:
             return
-        is_new = not self.path.exists()
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([self._columns, row] if is_new else [row])
+            file.write(csv_table([row]))
         for name, value in values.items():
             self._writer.add_scalar(f"speed/{name}" if name in SPEED else f"{name}/{split}", value, row[0])
         if split == "train":
