@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from typing import Self, TypeVar
 
 from lambdanets.signals import check_signals
@@ -56,7 +57,7 @@ class Progress:
         rate = (self.done - self._initial) / max(time.monotonic() - self._started, 1e-9)
         parts = [f"{self.done:,} of {self.total:,} {self.unit}"]
         if rate:
-            left = format_duration((self.total - self.done) / rate)
+            left = timedelta(seconds=round((self.total - self.done) / rate))
             parts.append(f"{rate:.3g} {self.unit}/s, {left} left")
         return f"{self.label}: {', '.join([*parts, *([self.note] if self.note else [])])}"
 
@@ -80,15 +81,3 @@ def track(items: Iterable[Item], label: str, total: int, unit: str) -> Iterator[
         for item in items:
             yield item
             progress.update()
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds in readable units: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
-    minutes = seconds / 60
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes:.0f} min"
-    if minutes < 48 * 60:
-        return f"{int(minutes // 60)} h {int(minutes % 60):02} min"
-    return f"{int(minutes // 1440)} d {int(minutes % 1440 // 60)} h"

@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     with explain_missing_extras(TASKS[command.recipe.task].extra):
         from lambdanets.training import distributed
 
-        if options.devices is not None and not distributed.is_launched():
+        if options.devices is not None and not distributed.is_torchelastic_launched():
             run_option = ["--run", str(folder)] if folder == default else []
             return distributed.launch(options.devices, ["train", *arguments, *run_option])
         world = distributed.get_world()

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 import torch.distributed.run as torchrun
+from torch.distributed import is_torchelastic_launched
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -42,14 +43,9 @@ class World:
         return self.rank == 0
 
 
-def is_launched() -> bool:
-    """Whether this process is a rank that torchrun, or `lambdanets train --devices`, has started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def get_world() -> World:
     """Return rank and world size from torchrun's environment variables, or those of a single process."""
-    if not is_launched():
+    if not is_torchelastic_launched():
         return World()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     return World(*(int(os.environ[name]) for name in names))

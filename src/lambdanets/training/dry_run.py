@@ -1,10 +1,10 @@
 """--dry-run: checks a recipe as training does, and times a few steps."""
 
 import timeit
+from datetime import timedelta
 
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.device import best_device
-from lambdanets.progress import format_duration
 from lambdanets.provenance import hardware
 from lambdanets.training.distributed import process_group
 from lambdanets.training.micro_batches import Trial
@@ -39,7 +39,7 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
             f"{images_per_step:,} images per step",
             "memory": f"micro-batches of {micro_batch} images fit, {accumulation} per step{ranks}",
             "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({device}, {recipe.precision})",
-            "time": f"{format_duration(seconds * steps * recipe.epochs)} without data loading and validation",
+            "time": f"{timedelta(seconds=round(seconds * steps * recipe.epochs))} without data loading and validation",
         }
         described = (describe_classes(task.classes), describe_left_out(task.left_out))
         return [*described, *(f"{name:<8}{text}" for name, text in rows.items())]

@@ -73,22 +73,19 @@ class TrainingModule(LightningModule):
         key = (self.recipe.seed, self.global_step, self.batch_slice.rank, micro_batch)
         torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
-        num_micro_batches = self._num_micro_batches
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         self._num_images = self.task.num_images(batch)
         if not self._num_images:  # too many images are unreadable
-            if num_micro_batches == 1:
-                return None
-            if self.recipe.sync_batch_norm:
+            if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:
                 raise InputError(
                     f"sync_batch_norm needs {self.batch_slice.min_micro_batch} readable images per micro-batch, got "
                     f"fewer at step {self.global_step}: {'; '.join(batch.unreadable[:3])}"
                 )
-            # the gradient is zero; the other ranks wait for it in the all-reduce
+            # the gradient is zero; other ranks wait for it in the all-reduce
             return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}
         sums = self.task.losses(batch, self.recipe)
         # Gradients are averaged over ranks and micro-batches, but these may have different numbers of images.
-        loss = sums["loss"] * (num_micro_batches / batch.step_images)
+        loss = sums["loss"] * (self._num_micro_batches / batch.step_images)
         self._count_nonfinite(loss)
         return {
             "loss": loss,

@@ -89,7 +89,7 @@ class RunLog(Callback):
         self, trainer: Trainer, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._note_unreadable(batch)
-        if outputs and "sums" in outputs:
+        if "sums" in outputs:
             sums = outputs["sums"].double()
             sums = torch.cat([sums.new_full((1,), outputs["images"]), sums])
             self._new_sums = sums if self._new_sums is None else self._new_sums + sums
