@@ -127,5 +127,5 @@ def test_recipe_options_are_kept_for_another_model_that_has_them(model, kept, tm
         "from lambdanets.tasks.classification.recipe import ClassificationRecipe\n"
         "recipe = ClassificationRecipe(model='resnet50_lambda', model_options={'pattern': 'CCLL'})\n"
     )
-    command = parse_train_command([str(file), "--model", model])
-    assert command.recipe.model_options == kept
+    *_, recipe = parse_train_command([str(file), "--model", model])
+    assert recipe.model_options == kept

@@ -135,13 +135,6 @@ def test_sgd_momentum_equals_the_reference_implementation():
         torch.testing.assert_close(actual, weight, rtol=1e-12, atol=1e-12)
 
 
-def test_ema_is_on_the_device_of_the_strategy():
-    module, ema, trainer = ThreeWeights(), EMA(0.9), make_trainer()
-    trainer.strategy.root_device = torch.device("meta")  # in place of a GPU, to which Lightning moves the model later
-    ema.setup(trainer, module, "fit")
-    assert {tensor.device.type for tensor in ema._average_model.module.parameters()} == {"meta"}
-
-
 def test_gradients_that_stay_nonfinite_at_any_scale_end_the_run(monkeypatch):
     recipe = replace(DIGITS, precision="16-mixed")
     module = TrainingModule(classification_task(recipe, nn.Linear(2, 2)), recipe, 10)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import PositiveInt
 
@@ -42,24 +42,15 @@ class TrainOptions:
     """Check the recipe and its data; print images, steps, micro-batches and milliseconds per step, without training."""
 
 
-class TrainCommand(NamedTuple):
-    """A parsed command. name: name of the recipe."""
-
-    options: TrainOptions
-    recipe: Any
-    name: str
-
-
 def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
-    command = parse_train_command(arguments)
-    options = command.options
-    kinds = [f"--{name.replace('_', '-')}" for name in ("resume", "quicktest", "dry_run") if getattr(options, name)]
+    name, options, recipe = parse_train_command(arguments)
+    kinds = [f"--{each.replace('_', '-')}" for each in ("resume", "quicktest", "dry_run") if getattr(options, each)]
     if len(kinds) > 1:
         raise InputError(f"{' and '.join(kinds)} cannot be used together; remove one of them")
-    default = Path("runs") / f"{Path(command.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    default = Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
-    with explain_missing_extras(TASKS[command.recipe.task].extra):
+    with explain_missing_extras(TASKS[recipe.task].extra):
         from lambdanets.training import distributed
 
         if options.devices is not None and not distributed.is_torchelastic_launched():
@@ -69,13 +60,13 @@ def main(arguments: list[str]) -> int:
         if options.dry_run:
             from lambdanets.training.dry_run import dry_run
 
-            lines = dry_run(command.recipe)
+            lines = dry_run(recipe)
             if world.is_rank_zero:
                 echo(*lines)
             return 0
         if world.world_size > 1 and folder == default:
             raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
-        result = _train(command, folder, world.world_size)
+        result = _train(name, options, recipe, folder, world.world_size)
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
         echo(
@@ -90,8 +81,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def parse_train_command(arguments: list[str]) -> TrainCommand:
-    """Parse [RECIPE] [--OPTION VALUE ...]. The default recipe is digits.
+def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
+    """Parse [RECIPE] [--OPTION VALUE ...] and return the recipe's name, by default digits, the options and the recipe.
 
     With --resume the run's own recipe is the default. Raises InputError for options that differ from
     it, except for fields in `CHANGEABLE`, such as the path of moved data.
@@ -123,7 +114,7 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
         differing = describe_differences(*fixed)
         if differing and recipe is stored:  # otherwise the folder is rejected later
             raise InputError(f"{differing}, since --resume uses the run's own recipe; remove these options")
-    return TrainCommand(options, requested, name)
+    return name, options, requested
 
 
 def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **texts: str) -> list[Any]:
@@ -166,17 +157,16 @@ def _stored_recipe(arguments: list[str]) -> TrainingRecipe | None:
     return read_recipe(folder / RECIPE) if folder and (folder / RECIPE).is_file() else None
 
 
-def _train(command: TrainCommand, folder: Path, world_size: int) -> dict[str, Any]:
+def _train(name: str, options: TrainOptions, recipe: Any, folder: Path, world_size: int) -> dict[str, Any]:
     """Train, and return the result; {} on ranks other than 0."""
     from lambdanets.training import run
 
-    options, recipe = command.options, command.recipe
     if options.quicktest:
         if world_size > 1:
             raise InputError("--quicktest needs one process; remove --quicktest or --devices")
         data = folder.absolute().with_name(f"{folder.absolute().name}-data")
         recipe = task_class(recipe).quicktest(recipe, data)
-    file = f"{shlex.quote(command.name)} " if command.name.endswith(".py") else ""
+    file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start
         return start(folder=folder, recipe=recipe)

@@ -14,27 +14,25 @@ from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
+from lambdanets.device import best_device
 from lambdanets.signals import check_signals, handle_signals, install
 from lambdanets.training.distributed import all_reduce_sum
 from lambdanets.training.module import TrainingModule
 
 
-def ends_step(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether this micro-batch is the last of its optimizer step."""
-    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-
-
-def ends_epoch(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether this micro-batch is the last of its epoch."""
-    return batch_idx + 1 >= trainer.num_training_batches
+class Interrupted(Exception):  # noqa: N818
+    """The run was stopped by a signal; it can be resumed from its last checkpoint."""
 
 
 class KeepLast(Callback):
-    """Writes last.ckpt every `every_n_steps` steps and after each epoch's validation.
+    """Writes last.ckpt every `every_n_steps` steps and after each epoch's validation; a signal stops the run.
 
     No checkpoint is written between the last step of an epoch and its validation, because Lightning would skip the
     validation when the run resumes. The position in the training data is stored here, because Lightning restores the
     state of a data loader only in the middle of an epoch.
+
+    On a signal, the step is finished and a checkpoint written; a second SIGINT stops at once. All ranks stop after the
+    same step, even if only one of them received the signal, and several ranks end a validation first.
 
     data_fingerprint: hash of the dataset, which `check_resumable` compares.
     """
@@ -44,6 +42,7 @@ class KeepLast(Callback):
         self.every_n_steps = every_n_steps
         self.training_batches = training_batches
         self.data_fingerprint = data_fingerprint
+        self._signaled = False
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -64,15 +63,43 @@ class KeepLast(Callback):
                 counts.update({name: -(-count // old_steps) * new_steps for name, count in counts.items()})
                 counts["completed"] = counts["processed"] - in_progress
 
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Handle signals within the block. Lightning's own handlers can stop in the middle of an optimizer step."""
+        check_signals()
+        try:
+            with handle_signals(self._on_signal):
+                yield
+        except SystemExit as error:  # Lightning raises it for a signal before the first step
+            if not self._signaled:
+                raise
+            raise Interrupted from error
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._signaled and signum == signal.SIGINT:
+            raise Interrupted
+        self._signaled = True  # schedulers and torchrun may both send SIGTERM
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        install(self._on_signal)  # again, because Lightning has installed its own handlers
+
     def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if (
-            ends_step(trainer, batch_idx)
-            and not ends_epoch(trainer, batch_idx)
-            and trainer.global_step % self.every_n_steps == 0
-        ):
+        if not module.ends_step:
+            return
+        stops = all_reduce_sum(self._signaled)[0] > 0
+        ends_epoch = batch_idx + 1 >= trainer.num_training_batches
+        if not ends_epoch and (stops or trainer.global_step % self.every_n_steps == 0):
             trainer.save_checkpoint(self.path)
+        if stops:
+            raise Interrupted
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self._signaled and trainer.world_size == 1:
+            raise Interrupted
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         trainer.save_checkpoint(self.path)
@@ -131,10 +158,9 @@ class EMA(WeightAveraging):
             else:
                 torch._foreach_copy_(averages, weights)
 
-        super().__init__(use_buffers=True, multi_avg_fn=average)
+        super().__init__(best_device(), use_buffers=True, multi_avg_fn=average)
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        self._device = trainer.strategy.root_device  # Lightning moves the model to it only after this call
         super().setup(trainer, module, stage)
         if self._average_model is not None:
             self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step
@@ -142,53 +168,3 @@ class EMA(WeightAveraging):
     def copy_to(self, module: LightningModule) -> None:
         """Copy the EMA weights into the model. Also works if this process resumed a run that had finished training."""
         self._copy_average_to_current(module)
-
-
-class Interrupted(Exception):  # noqa: N818
-    """The run was stopped by a signal; it can be resumed from its last checkpoint."""
-
-
-class StopOnSignal(Callback):
-    """On a signal, finishes the step, writes a checkpoint and stops. A second SIGINT stops immediately.
-
-    All ranks stop after the same step, even if only one of them received the signal. No checkpoint is written after
-    the last step of an epoch or during its validation, which several ranks end first.
-    """
-
-    def __init__(self, checkpoint: Path) -> None:
-        self.checkpoint = checkpoint
-        self.signaled = False
-
-    @contextmanager
-    def handling(self) -> Iterator[None]:
-        """Handle signals within the block. Lightning's own handlers can stop in the middle of an optimizer step."""
-        check_signals()
-        try:
-            with handle_signals(self._on_signal):
-                yield
-        except SystemExit as error:  # Lightning raises it for a signal before the first step
-            if not self.signaled:
-                raise
-            raise Interrupted from error
-
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        install(self._on_signal)  # again, because Lightning has installed its own handlers
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.signaled and signum == signal.SIGINT:
-            raise Interrupted
-        self.signaled = True  # schedulers and torchrun may both send SIGTERM
-
-    def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if ends_step(trainer, batch_idx) and all_reduce_sum(self.signaled)[0]:
-            if not ends_epoch(trainer, batch_idx):
-                trainer.save_checkpoint(self.checkpoint)
-            raise Interrupted
-
-    def on_validation_batch_start(
-        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if self.signaled and trainer.world_size == 1:
-            raise Interrupted

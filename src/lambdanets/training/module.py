@@ -48,14 +48,14 @@ class TrainingModule(LightningModule):
         self._evaluator = task.evaluator(recipe, task.validation)
         self._measures: list[Any] = []  # of the validation images of this rank
         self._num_images = 0  # of the last micro-batch
-        self._ends_step = True  # whether it is the last of its step
+        self.ends_step = True  # whether it is the last micro-batch of its step
         self._statistics: StepStatistics | None = None  # of a step with several micro-batches
         self._nonfinite: Tensor | int = 0  # number of losses and gradients with NaN or inf
         self.batch_end = 0.0  # time when the callbacks after the last batch had ended
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._seed(batch_idx)
-        self._ends_step = (batch_idx + 1) % self.batch_slice.accumulation_steps == 0
+        self.ends_step = (batch_idx + 1) % self.batch_slice.accumulation_steps == 0
         steps = self.recipe.epochs * self.steps_per_epoch
         if self.global_step >= steps - round(self.recipe.freeze_batch_norm * steps):
             freeze_batch_norm(self.model)
@@ -96,7 +96,7 @@ class TrainingModule(LightningModule):
     def on_after_backward(self) -> None:
         if self._statistics is not None:
             self._statistics.add(self._num_images)
-            if self._ends_step:
+            if self.ends_step:
                 self._statistics.finish()
         if self.recipe.precision != "16-mixed":  # its scaler skips steps with NaN or inf and reduces its scale
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]

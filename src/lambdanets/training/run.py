@@ -21,7 +21,7 @@ from lambdanets.files import RECIPE
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.terminal import echo
 from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopOnSignal
+from lambdanets.training.callbacks import EMA, KeepBest, KeepLast
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.initial_weights import identify_weights
@@ -213,19 +213,18 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     timer = Timer()
     log = RunLog(folder, task, world, recipe.max_unreadable)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    stop = StopOnSignal(checkpoints / LAST)
+    last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [
         *([ema] if ema else []),
         log,
         timer,
         KeepBest(checkpoints / BEST, task.BEST_METRIC, task.patience),
-        KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint),
-        stop,
+        last,
     ]
     trainer = make_trainer(recipe, folder, callbacks, world, prepared.batch_slice.accumulation_steps)
     try:
-        with stop.handling():
+        with last.handling_signals():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)
     finally:
         log.close()

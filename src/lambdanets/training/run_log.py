@@ -16,7 +16,6 @@ from lambdanets.files import atomic_write
 from lambdanets.progress import Progress
 from lambdanets.terminal import echo
 from lambdanets.text_tables import csv_table
-from lambdanets.training.callbacks import ends_step
 from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.task import Task
@@ -93,7 +92,7 @@ class RunLog(Callback):
             sums = outputs["sums"].double()
             sums = torch.cat([sums.new_full((1,), outputs["images"]), sums])
             self._new_sums = sums if self._new_sums is None else self._new_sums + sums
-        if ends_step(trainer, batch_idx):
+        if module.ends_step:
             self._images += batch.step_images
             self._progress.done = trainer.global_step
             if trainer.global_step % STEPS_PER_ROW == 0:
