@@ -8,7 +8,6 @@ import pytest
 
 from commands import fail, succeed
 from lambdanets.cli import main
-from lambdanets.cli.train import parse_train_command
 from lambdanets.inference import loading
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import distributed
@@ -118,14 +117,3 @@ def test_resuming_a_finished_run_prints_its_result(quick_run, capsys):
     same = ["--batch-size", "6", "--workers", "0", "--data", os.path.relpath(quick_run.parent / "images")]
     assert main(["train", "--resume", str(quick_run), *same]) == 0
     assert capsys.readouterr().out.strip().splitlines()[-1].startswith("top-1 ")
-
-
-@pytest.mark.parametrize(("model", "kept"), [("resnet50_lambda.untrained", {"pattern": "CCLL"}), ("resnet50", {})])
-def test_recipe_options_are_kept_for_another_model_that_has_them(model, kept, tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from lambdanets.tasks.classification.recipe import ClassificationRecipe\n"
-        "recipe = ClassificationRecipe(model='resnet50_lambda', model_options={'pattern': 'CCLL'})\n"
-    )
-    *_, recipe = parse_train_command([str(file), "--model", model])
-    assert recipe.model_options == kept

@@ -118,21 +118,11 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
 
 
 def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **texts: str) -> list[Any]:
-    """Parse options of a command and of its recipe; model options are merged into those that the recipe's model has."""
+    """Parse options of a command and of its recipe; model options are merged into the recipe's, if for its model."""
     defaults = (options, replace(recipe, model_options={}))
     parsed, changed = parse_all(defaults, arguments, **texts)
-    merged = _options_for(changed.model, recipe) | changed.model_options
-    return [parsed, replace(changed, model_options=merged)]
-
-
-def _options_for(model: str, recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the recipe's model options that a model is known to have."""
-    if model == recipe.model or not recipe.model_options:
-        return recipe.model_options
-    from lambdanets.models.factory import constructor_arguments
-
-    known = constructor_arguments(model)
-    return {name: value for name, value in recipe.model_options.items() if name in known}
+    known = recipe.model_options if changed.model == recipe.model else {}
+    return [parsed, replace(changed, model_options=known | changed.model_options)]
 
 
 def _describe_recipes() -> str:
