@@ -202,7 +202,7 @@ def test_predict_refuses_an_output_that_exists_or_is_in_use(runs, photos, tmp_pa
     image, out = photos / "white.png", tmp_path / "out.jsonl"
     command = ("predict", runs["classification"], image, "--out", out)
     with locked(tmp_path / ".out.jsonl.lock", out):
-        assert "out.jsonl is in use by process" in fail(capsys, *command)
+        assert "out.jsonl is in use by another process" in fail(capsys, *command)
     load = loading.load_one_of
 
     def slow(*arguments):

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,8 +32,8 @@ def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
     timeout: seconds to wait for the lock.
 
     The operating system holds the lock (flock) and releases it when its process ends, however it ends. On a network
-    file system this needs one that supports flock across hosts, such as NFS 4. Raises InUseError, which names the
-    owner, if another process holds it, and InputError if the file cannot be written.
+    file system this needs one that supports flock across hosts, such as NFS 4. Raises InUseError if another process
+    holds it, and InputError if the file cannot be written.
     """
     if not path.parent.is_dir():  # filelock would create it
         raise InputError(f"{subject}: {os.strerror(errno.ENOENT)}")
@@ -42,14 +41,9 @@ def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
     with uninterrupted():
         try:
             lock.acquire()
-            with contextlib.suppress(PermissionError):  # on Windows only the lock itself can access its file
-                path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         except Timeout:
-            owner = ""
-            with contextlib.suppress(PermissionError, FileNotFoundError):
-                owner = path.read_text(encoding="utf-8", errors="replace")[:200]
             advice = "wait for it to end, or choose another path"
-            raise InUseError(f"{subject} is in use by {owner or 'another process'}; {advice}") from None
+            raise InUseError(f"{subject} is in use by another process; {advice}") from None
         except OSError as error:
             raise InputError(f"{subject}: {error.strerror}") from error
         try:
@@ -106,21 +100,20 @@ class WorkFolder:
         """
         self.is_started()
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        with uninterrupted():
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise InputError(f"folder {self.path} cannot be created: {error.strerror}") from error
-            try:
-                with locked(self.path / LOCK, self.path, timeout=30.0 if shared else 0.0):
-                    self.is_started()  # another process may have started in the meantime
-                    if not shared:
-                        remove_unfinished(self.path)
-                    yield
-            finally:
-                with contextlib.suppress(OSError):  # stops at a folder that is not empty or already removed
-                    for path in missing:
-                        path.rmdir()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"folder {self.path} cannot be created: {error.strerror}") from error
+        try:
+            with locked(self.path / LOCK, self.path, timeout=30.0 if shared else 0.0):
+                self.is_started()  # another process may have started in the meantime
+                if not shared:
+                    remove_unfinished(self.path)
+                yield
+        finally:
+            with contextlib.suppress(OSError):  # stops at a folder that is not empty or already removed
+                for path in missing:
+                    path.rmdir()
 
 
 class Journal:
