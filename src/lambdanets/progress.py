@@ -1,12 +1,10 @@
 """Progress on standard error: on a terminal a line that changes, otherwise one line every 30 seconds."""
 
-import shutil
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
-from typing import Self, TypeVar
+from typing import TypeVar
+
+from tqdm import tqdm
 
 from lambdanets.signals import check_signals
 from lambdanets.terminal import echo, printable
@@ -15,64 +13,54 @@ Item = TypeVar("Item")
 SECONDS_PER_LINE, SECONDS_PER_CHANGE = 30.0, 0.2
 
 
-class Progress:
-    """A context manager that shows progress on standard error within its block.
-
-    A thread writes it, even while an item takes longer.
+class Progress(tqdm):
+    """A bar of tqdm without the bar, for names of files that may have control characters.
 
     total: number of items. initial: number of items that were done before.
-    label, note, done: what is shown; may be changed at any time.
     """
 
-    def __init__(self, label: str, total: int = 0, unit: str = "", *, initial: int = 0) -> None:
-        self.label, self.total, self.unit, self.note = label, total, unit, ""
-        self.done = self._initial = initial
-        self._started = time.monotonic()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+    monitor_interval = 0  # no thread
 
-    def __enter__(self) -> Self:
-        self._started = time.monotonic()
-        self._thread = threading.Thread(target=self._show, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()  # it removes the line from the terminal
+    def __init__(self, label: str, total: int, unit: str, *, initial: int = 0, disable: bool = False) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        seconds = SECONDS_PER_CHANGE if self._is_terminal else SECONDS_PER_LINE
+        super().__init__(
+            desc=label,
+            total=total,
+            unit=f" {unit}",
+            initial=initial,
+            disable=disable,
+            file=sys.stderr if self._is_terminal else _Lines(),
+            bar_format="{desc}: {n} of {total}{unit}, {rate_fmt}, {remaining} left{postfix}",
+            mininterval=seconds,
+            delay=seconds,
+            miniters=1,
+            leave=False,
+            dynamic_ncols=True,
+        )
 
     def update(self, count: int = 1) -> None:
         """Add `count` to the number of items done. Raises KeyboardInterrupt if a signal has arrived."""
         check_signals()
-        self.done += count
+        super().update(count)
 
-    def set_note(self, note: str) -> None:
-        """Set the note. Raises KeyboardInterrupt if a signal has arrived."""
+    def note(self, note: str, label: str = "") -> None:
+        """Set a text about the current item, and the label if given. Raises KeyboardInterrupt as `update` does."""
         check_signals()
-        self.note = note
+        if label:
+            self.set_description_str(printable(label), refresh=False)
+        self.set_postfix_str(printable(note), refresh=self._is_terminal)
 
-    def line(self) -> str:
-        """Return the progress as one line of text."""
-        rate = (self.done - self._initial) / max(time.monotonic() - self._started, 1e-9)
-        parts = [f"{self.done:,} of {self.total:,} {self.unit}"]
-        if rate:
-            left = timedelta(seconds=round((self.total - self.done) / rate))
-            parts.append(f"{rate:.3g} {self.unit}/s, {left} left")
-        return f"{self.label}: {', '.join([*parts, *([self.note] if self.note else [])])}"
 
-    def _show(self) -> None:
-        stream = sys.stderr
-        if not stream.isatty():
-            while not self._stopped.wait(SECONDS_PER_LINE):
-                echo(self.line(), file=stream)
-            return
-        from tqdm import tqdm
+class _Lines:
+    """A file for tqdm that prints each state of its line as a line of its own."""
 
-        with tqdm(bar_format="{desc}", leave=False, file=stream) as line:
-            while not self._stopped.wait(SECONDS_PER_CHANGE):
-                width = shutil.get_terminal_size().columns - 1
-                line.set_description_str(printable(self.line())[:width])
+    def write(self, text: str) -> None:
+        if text.strip():
+            echo(text.strip(), file=sys.stderr)
+
+    def flush(self) -> None:
+        pass
 
 
 def track(items: Iterable[Item], label: str, total: int, unit: str) -> Iterator[Item]:

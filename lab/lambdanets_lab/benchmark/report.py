@@ -68,7 +68,7 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
     content = read_json(path, dict[str, Any], advice)
     if content.get("finished"):
         raise InputError(f"{path} exists and is finished; {advice}")
-    return content
+    return content | content.get("options", {})
 
 
 def read_rows(content: Mapping[str, Any]) -> list[Row]:

@@ -60,7 +60,8 @@ def run(kind: str, options: CommonOptions) -> Path:
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
     advice = "remove it, or choose another folder with --out"
-    work_folder = WorkFolder(folder, "a benchmark", report.settings(), read_settings, advice)
+    settings = report.settings()
+    work_folder = WorkFolder(folder, "a benchmark", settings | settings["options"], read_settings, advice)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     torch.set_float32_matmul_precision("highest")  # without TF32
     torch.backends.cudnn.allow_tf32 = False
@@ -97,7 +98,7 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
     with Progress(f"benchmark {report.kind}", len(cases), "cases") as progress:
         while cases:
             case = cases.pop(0)  # releases the inputs of each case after measuring it
-            progress.label, progress.note = str(case), ""
+            progress.note("", str(case))
             options = report.options
             rows = measure_case(
                 case,
@@ -106,7 +107,7 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
                 repeats=options.repeats,
                 seconds=options.seconds,
                 seed=options.seed,
-                on_progress=progress.set_note,
+                on_progress=progress.note,
             )
             progress.update()
             echo(*case_table(rows, case.baseline, options.batch_size if kind.images_per_second else None).split("\n"))

@@ -52,7 +52,7 @@ class RunLog(Callback):
         self._sums = [0.0] * (1 + len(self._losses))  # images and losses since the last row, of all ranks
         self._new_sums: Tensor | None = None  # those of this rank that are not in `_sums`
         self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`
-        self._progress = Progress("training")
+        self._progress = Progress("training", 0, "steps", disable=True)
         self._writer: SummaryWriter | None = None  # of TensorBoard, on rank 0
 
     def on_train_start(self, trainer: Trainer, module: TrainingModule) -> None:
@@ -65,17 +65,16 @@ class RunLog(Callback):
         self._writer = SummaryWriter(self.path.with_name("tensorboard"), purge_step=trainer.global_step + 1)
         total = module.steps_per_epoch * (trainer.max_epochs or 0)
         self._progress = Progress("training", total, "steps", initial=trainer.global_step)
-        self._progress.__enter__()
 
     def close(self) -> None:
         """End the progress bar and TensorBoard's thread."""
-        self._progress.__exit__()
+        self._progress.close()
         if self._writer is not None:
             self._writer.close()
 
     def on_train_epoch_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._start_clock()
-        self._progress.label = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+        self._progress.note("", f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
 
     def _start_clock(self) -> None:
         self._started = time.perf_counter()
@@ -94,7 +93,7 @@ class RunLog(Callback):
             self._new_sums = sums if self._new_sums is None else self._new_sums + sums
         if module.ends_step:
             self._images += batch.step_images
-            self._progress.done = trainer.global_step
+            self._progress.update()
             if trainer.global_step % STEPS_PER_ROW == 0:
                 self._add_training_row(trainer, module)
 
@@ -108,11 +107,11 @@ class RunLog(Callback):
         self, trainer: Trainer, module: TrainingModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self._note_unreadable(batch)
-        self._progress.note = f"validating, batch {batch_idx + 1:,}"
+        self._progress.note(f"validating, batch {batch_idx + 1:,}")
 
     def on_validation_end(self, trainer: Trainer, module: TrainingModule) -> None:
         self._add_unreadable()
-        self._progress.note = ""
+        self._progress.note("")
         if not module.validation_metrics:
             raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
         self._add_row(trainer, "val", module.validation_metrics)
@@ -161,7 +160,7 @@ class RunLog(Callback):
             "process_gib": psutil.Process().memory_info().rss / 2**30,
             "gpu_gib": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0,
         }
-        self._progress.note = f"loss {means['loss']:.3f}, {speed['images_per_second']:.0f} images/s"
+        self._progress.note(f"loss {means['loss']:.3f}, {speed['images_per_second']:.0f} images/s")
         self._add_row(trainer, "train", means | speed)
         self._start_clock()
 
