@@ -7,7 +7,6 @@ from typing import Any
 import psutil
 import torch
 from lightning.pytorch import Callback, Trainer
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from lambdanets.data.images import check_unreadable
@@ -49,14 +48,15 @@ class RunLog(Callback):
         self._losses = task.TRAINING_METRICS
         self._world = world
         self._max_unreadable = max_unreadable
-        self._sums = [0.0] * (1 + len(self._losses))  # images and losses since the last row, of all ranks
-        self._new_sums: Tensor | None = None  # those of this rank that are not in `_sums`
+        # images and losses since the last row, of this rank
+        self._sums = torch.zeros(1 + len(self._losses), dtype=torch.float64)
         self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`
         self._progress = Progress("training", 0, "steps", disable=True)
         self._writer: SummaryWriter | None = None  # of TensorBoard, on rank 0
 
     def on_train_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._start_clock()  # a run that resumes in the middle of an epoch does not call on_train_epoch_start
+        self._sums = self._sums.to(module.device)
         if not self._world.is_rank_zero:
             return
         # removes rows that were written after the checkpoint
@@ -88,9 +88,8 @@ class RunLog(Callback):
     ) -> None:
         self._note_unreadable(batch)
         if "sums" in outputs:
-            sums = outputs["sums"].double()
-            sums = torch.cat([sums.new_full((1,), outputs["images"]), sums])
-            self._new_sums = sums if self._new_sums is None else self._new_sums + sums
+            self._sums[0] += outputs["images"]
+            self._sums[1:] += outputs["sums"]
         if module.ends_step:
             self._images += batch.step_images
             self._progress.update()
@@ -135,23 +134,16 @@ class RunLog(Callback):
         self._new_unreadable = []
         check_unreadable(sorted(self.unreadable), self._max_unreadable)
 
-    def _reduce(self) -> None:
-        """Add the sums of all ranks since the last call. On a GPU, this waits for its steps."""
-        new_sums = [0.0] * len(self._sums) if self._new_sums is None else self._new_sums.tolist()
-        *new_sums, unreadable = all_reduce_sum(*new_sums, len(self._new_unreadable))
-        self._sums = [old + new for old, new in zip(self._sums, new_sums, strict=True)]
-        self._new_sums = None
-        self.images_seen += int(new_sums[0])
-        if unreadable:
-            self._add_unreadable()
-
     def _add_training_row(self, trainer: Trainer, module: TrainingModule) -> None:
         module.check_finite()
-        self._reduce()
-        images, *sums = self._sums
+        # on a GPU, this waits for its steps
+        images, *sums, unreadable = all_reduce_sum(*self._sums.tolist(), len(self._new_unreadable))
+        if unreadable:
+            self._add_unreadable()
         if not images:
             return
-        self._sums = [0.0] * len(self._sums)
+        self._sums.zero_()
+        self.images_seen += int(images)
         means = {name: total / images for name, total in zip(self._losses, sums, strict=True)}
         seconds = max(time.perf_counter() - self._started, 1e-9)
         speed = {
@@ -184,16 +176,17 @@ class RunLog(Callback):
         column = self._columns.index(metric)
         return [(row[0], row[column]) for row in self.rows if row[2] == split and row[column] is not None]
 
-    def state_dict(self) -> dict[str, Any]:
-        self._reduce()  # Lightning calls this on all ranks
+    def state_dict(self) -> dict[str, Any]:  # Lightning calls this on all ranks
+        self._add_unreadable()
         return {
             "rows": self.rows,
             "unreadable": sorted(self.unreadable),
             "images": self.images_seen,
-            "sums": self._sums,
+            "sums": all_reduce_sum(*self._sums.tolist()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.images_seen, self._sums = state["images"], list(state["sums"])
+        self.images_seen, self.rows = state["images"], state["rows"]
         self.unreadable = set(state["unreadable"])
-        self.rows = state["rows"]
+        if self._world.is_rank_zero:
+            self._sums = torch.tensor(state["sums"], dtype=torch.float64)
