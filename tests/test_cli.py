@@ -86,7 +86,7 @@ def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--epochs", DIGITS.epochs], ", since --resume uses the run's own recipe; remove"),
+        (["--epochs", DIGITS.epochs], f"epochs must be 3, got {DIGITS.epochs}, since"),
         (["--run", "other"], "remove the recipe and --run"),
     ],
 )

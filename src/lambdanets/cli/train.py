@@ -23,7 +23,6 @@ from lambdanets.registry import TASKS
 from lambdanets.signals import uninterrupted
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
-from lambdanets.work import describe_differences
 
 
 @record
@@ -84,8 +83,8 @@ def main(arguments: list[str]) -> int:
 def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
     """Parse [RECIPE] [--OPTION VALUE ...] and return the recipe's name, by default digits, the options and the recipe.
 
-    With --resume the run's own recipe is the default. Raises InputError for options that differ from
-    it, except for fields in `CHANGEABLE`, such as the path of moved data.
+    With --resume the run's own recipe is the default; the run refuses options that differ from it, except for fields in
+    `CHANGEABLE`, such as the path of moved data.
     """
     from lambdanets.recipes import find_recipe
 
@@ -107,13 +106,8 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
         with explain_missing_extras(TASKS[recipe.task].extra):
             # what the weights determine is the default of the options
             options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
-    if options.resume is not None:
-        if (has_recipe and not name.endswith(".py")) or options.run is not None:
-            raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
-        fixed = [each.without_changeable_fields().fields() for each in (recipe, requested)]
-        differing = describe_differences(*fixed)
-        if differing and recipe is stored:  # otherwise the folder is rejected later
-            raise InputError(f"{differing}, since --resume uses the run's own recipe; remove these options")
+    if options.resume is not None and ((has_recipe and not name.endswith(".py")) or options.run is not None):
+        raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
     return name, options, requested
 
 
