@@ -39,13 +39,8 @@ class Progress(tqdm):
             dynamic_ncols=True,
         )
 
-    def update(self, count: int = 1) -> None:
-        """Add `count` to the number of items done. Raises KeyboardInterrupt if a signal has arrived."""
-        check_signals()
-        super().update(count)
-
     def note(self, note: str, label: str = "") -> None:
-        """Set a text about the current item, and the label if given. Raises KeyboardInterrupt as `update` does."""
+        """Set a text about the current item, and a label. Raises KeyboardInterrupt if a signal has arrived."""
         check_signals()
         if label:
             self.set_description_str(printable(label), refresh=False)
@@ -64,8 +59,9 @@ class _Lines:
 
 
 def track(items: Iterable[Item], label: str, total: int, unit: str) -> Iterator[Item]:
-    """Iterate over the items and show progress."""
+    """Iterate over the items and show progress. Raises KeyboardInterrupt if a signal has arrived."""
     with Progress(label, total, unit) as progress:
         for item in items:
             yield item
+            check_signals()
             progress.update()

@@ -40,19 +40,14 @@ _EXTRAS = {"benchmark": "bench", "demo": "demo"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with signals.handle_signals():
-        return _run(arguments)
-
-
-def _run(arguments: list[str]) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by >&-; the next file that is opened would get its output
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        with explain_missing_extras(_EXTRAS.get(arguments[0]) if arguments else None):
-            return _dispatch(arguments)
+        with signals.handle_signals(), explain_missing_extras(_EXTRAS.get(arguments[0]) if arguments else None):
+            return _run(arguments)
     except InputError as error:
         return _fail(str(error))
     except RankZeroFailed:
@@ -68,9 +63,11 @@ def _run(arguments: list[str]) -> int:
         return _fail(description)
 
 
-def _dispatch(arguments: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        echo(*_usage())
+        commands = (f"  {name:<14}{text}" for name, text in COMMANDS.items())
+        advice = "lambdanets COMMAND --help lists its options; lambdanets --version prints the version."
+        echo("usage: lambdanets COMMAND ...", "", *commands, "", advice)
         return 0
     if arguments[0] == "--version":
         echo(f"lambdanets {__version__}")
@@ -81,17 +78,6 @@ def _dispatch(arguments: list[str]) -> int:
         raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest_hint(command, known)}")
     package = "lambdanets_lab" if command in _LAB_COMMANDS else "lambdanets"
     return importlib.import_module(f"{package}.cli.{command.replace('-', '_')}").main(arguments[1:])
-
-
-def _usage() -> list[str]:
-    lines = [f"  {name:<14}{text}" for name, text in COMMANDS.items()]
-    return [
-        "usage: lambdanets COMMAND ...",
-        "",
-        *lines,
-        "",
-        "lambdanets COMMAND --help lists its options; lambdanets --version prints the version.",
-    ]
 
 
 def _fail(message: str) -> int:
