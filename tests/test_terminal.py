@@ -5,8 +5,7 @@ import io
 import pytest
 from tqdm import tqdm
 
-from lambdanets.terminal import echo, printable
-from lambdanets.text_tables import text_table
+from lambdanets.terminal import echo, printable, text_table
 
 
 @pytest.mark.parametrize("text", ["\x1b[31mred", "two\nlines\r", "\x9b2J and \x07", "\u202egpj.exe", "\u2028", "a\tb"])

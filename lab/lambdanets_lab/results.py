@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lambdanets.provenance import provenance
+from lambdanets.device import provenance
 from lambdanets.records import write_json
 from lambdanets_lab.timing import summarize, time_interleaved
 

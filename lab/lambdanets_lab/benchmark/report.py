@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lambdanets.device import provenance
 from lambdanets.errors import InputError
-from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
-from lambdanets.text_tables import text_table
+from lambdanets.terminal import text_table
 from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
 from lambdanets_lab.benchmark.options import CommonOptions
 from lambdanets_lab.results import installed_version

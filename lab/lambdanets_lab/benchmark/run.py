@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from lambdanets.device import best_device
+from lambdanets.device import best_device, hardware
 from lambdanets.errors import InputError
 from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.progress import Progress
-from lambdanets.provenance import hardware
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 from lambdanets_lab import plot_style

@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
             return distributed.launch(options.devices, ["train", *arguments, *run_option])
         world = distributed.get_world()
         if options.dry_run:
-            from lambdanets.training.dry_run import dry_run
+            from lambdanets.training.run import dry_run
 
             lines = dry_run(recipe)
             if world.is_rank_zero:

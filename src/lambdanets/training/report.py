@@ -6,10 +6,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lambdanets.device import best_device
+from lambdanets.device import best_device, provenance
 from lambdanets.files import atomic_open
 from lambdanets.models.weights import WEIGHTS, save_weights
-from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe

@@ -1,9 +1,11 @@
 """Starts and resumes training runs, and writes the run folder."""
 
 import sys
+import timeit
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
-from lambdanets.device import best_device, has_fast_bfloat16
+from lambdanets.device import best_device, hardware, has_fast_bfloat16
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
@@ -25,7 +27,7 @@ from lambdanets.training.callbacks import EMA, KeepBest, KeepLast
 from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.initial_weights import identify_weights
-from lambdanets.training.micro_batches import AnyRecipe, with_micro_batch
+from lambdanets.training.micro_batches import AnyRecipe, Trial, with_micro_batch
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class, write_recipe
 from lambdanets.training.report import RESULT, finish, read_result, write_findings
@@ -33,6 +35,9 @@ from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 from lambdanets.training.trainer import make_trainer
 from lambdanets.work import WorkFolder
+
+TIMED_STEPS = 3  # of a dry run
+MAX_IMAGES_ON_CPU = 8  # more do not take less time per image
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,45 @@ def check(recipe: TrainingRecipe) -> Task:
     """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
     with process_group() as world:
         return prepare(resolve_recipe(recipe), world).task
+
+
+def dry_run(recipe: TrainingRecipe) -> list[str]:
+    """Describe the data, steps, micro-batches and time of a run, in one line each. Writes no files.
+
+    Without data loading, optimizer and validation, and with the largest images. Raises InputError
+    where training would.
+    """
+    with process_group() as world:
+        prepared = prepare(resolve_recipe(recipe), world)
+        task, recipe, steps = prepared.task, prepared.recipe, prepared.training.steps_per_epoch
+        images_per_step = sum(recipe.step_sizes(len(task.training)))
+        accumulation = prepared.batch_slice.accumulation_steps
+        micro_batch = -(-images_per_step // (world.world_size * accumulation))
+        seconds = micro_batch * accumulation * _seconds_per_image(prepared, micro_batch)
+        machine = hardware()
+        device = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
+        parameters = sum(parameter.numel() for parameter in task.model.parameters())
+        ranks = f" on each of {world.world_size} ranks" if world.world_size > 1 else ""
+        rows = {
+            "data": f"{len(task.training):,} training and {len(task.validation):,} validation images ({task.source})",
+            "model": f"{recipe.model}, {parameters / 1e6:.1f} M parameters",
+            "steps": f"{steps:,} per epoch, {steps * recipe.epochs:,} in {recipe.epochs} epochs; "
+            f"{images_per_step:,} images per step",
+            "memory": f"micro-batches of {micro_batch} images fit, {accumulation} per step{ranks}",
+            "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({device}, {recipe.precision})",
+            "time": f"{timedelta(seconds=round(seconds * steps * recipe.epochs))} without data loading and validation",
+        }
+        described = (describe_classes(task.classes), describe_left_out(task.left_out))
+        return [*described, *(f"{name:<8}{text}" for name, text in rows.items())]
+
+
+def _seconds_per_image(prepared: PreparedRun, micro_batch: int) -> float:
+    """The time per image of forward and backward passes."""
+    device = best_device()
+    size = micro_batch if device.type == "cuda" else min(micro_batch, MAX_IMAGES_ON_CPU)
+    trial = Trial(prepared.task, prepared.recipe, device)
+    trial.step(size)  # the first one prepares kernels
+    return timeit.timeit(lambda: trial.step(size), number=TIMED_STEPS) / TIMED_STEPS / size
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:

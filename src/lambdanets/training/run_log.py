@@ -13,8 +13,7 @@ from lambdanets.data.images import check_unreadable
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.progress import Progress
-from lambdanets.terminal import echo
-from lambdanets.text_tables import csv_table
+from lambdanets.terminal import csv_table, echo
 from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.task import Task
