@@ -2,7 +2,7 @@
 
 Outside of `uninterrupted` blocks, at once. Within them, the block ends where it calls `check_signals`, between two
 images or steps, so that what it is writing is complete; a second SIGINT ends the process at once. Only the command line
-installs handlers. Programs that import the package keep their own. While a run trains, `training/callbacks.py` has
+installs handlers. Programs that import the package keep their own. While a run trains, `training/checkpoints.py` has
 handlers of its own, which stop it after a step.
 """
 

@@ -14,8 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.detection.task import build_model
-from lambdanets.training.callbacks import EMA
-from lambdanets.training.module import TrainingModule, make_schedule
+from lambdanets.training.module import EMA, TrainingModule, make_schedule
 from training.runs import classification_task
 
 

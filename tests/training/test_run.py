@@ -15,7 +15,7 @@ from lambdanets.inference.evaluator import evaluate
 from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
 from lambdanets.training import run
-from lambdanets.training.callbacks import Interrupted
+from lambdanets.training.checkpoints import Interrupted
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe, write_recipe
 from lambdanets.work import LOCK, InUseError

@@ -159,7 +159,7 @@ def _train(name: str, options: TrainOptions, recipe: Any, folder: Path, world_si
 @contextlib.contextmanager
 def report_errors(command: str, started: Path) -> Iterator[None]:
     """Add the command that resumes training, if the file `started` exists, to errors that stop it."""
-    from lambdanets.training.callbacks import Interrupted
+    from lambdanets.training.checkpoints import Interrupted
     from lambdanets.training.distributed import get_world
 
     try:

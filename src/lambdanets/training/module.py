@@ -1,4 +1,4 @@
-"""The LightningModule of all tasks: training step, validation, optimizer and learning rate schedule."""
+"""The LightningModule of all tasks: training step, validation, optimizer and schedule; the EMA of its weights."""
 
 import math
 import time
@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from torch import Tensor
 
 from lambdanets.data.order import BatchSlice
+from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.training.batch_norm import StepStatistics, freeze_batch_norm
 from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
@@ -176,3 +178,33 @@ def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int
 
     schedule = {"cosine": cosine, "staircase": staircase, "late_steps": late_steps}[recipe.schedule]
     return lambda step: (step + 1) / warmup_steps if step < warmup_steps else schedule(step)
+
+
+class EMA(WeightAveraging):
+    """EMA of parameters and running statistics. Validation, best.ckpt and the final weights use the EMA.
+
+    After step t: ema += (1 - min(decay, (1 + t) / (10 + t))) (weights - ema). As in TensorFlow, the decay is smaller
+    in the first steps, so the initial weights lose their influence quickly. Floating-point buffers are averaged too,
+    as in timm: the running statistics of batch norm must fit the averaged parameters, not the current ones. Other
+    buffers, such as counts, are copied.
+    """
+
+    def __init__(self, decay: float) -> None:
+        @torch.no_grad()
+        def average(averages: list[Tensor], weights: list[Tensor], steps: Tensor | int) -> None:
+            step_decay = min(decay, (1 + int(steps)) / (10 + int(steps)))
+            if averages[0].is_floating_point():  # torch calls this function once per dtype
+                torch._foreach_lerp_(averages, weights, 1 - step_decay)
+            else:
+                torch._foreach_copy_(averages, weights)
+
+        super().__init__(best_device(), use_buffers=True, multi_avg_fn=average)
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        super().setup(trainer, module, stage)
+        if self._average_model is not None:
+            self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step
+
+    def copy_to(self, module: LightningModule) -> None:
+        """Copy the EMA weights into the model. Also works if this process resumed a run that had finished training."""
+        self._copy_average_to_current(module)

@@ -23,12 +23,19 @@ from lambdanets.files import RECIPE
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.terminal import echo
 from lambdanets.training.batch_norm import prepare_batch_norm
-from lambdanets.training.callbacks import EMA, KeepBest, KeepLast
-from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
+from lambdanets.training.checkpoints import (
+    BEST,
+    LAST,
+    KeepBest,
+    KeepLast,
+    check_resumable,
+    has_checkpoint,
+    newest_checkpoint,
+)
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.initial_weights import identify_weights
 from lambdanets.training.micro_batches import AnyRecipe, Trial, with_micro_batch
-from lambdanets.training.module import TrainingModule
+from lambdanets.training.module import EMA, TrainingModule
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class, write_recipe
 from lambdanets.training.report import RESULT, finish, read_result, write_findings
 from lambdanets.training.run_log import RunLog
@@ -70,7 +77,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
                 stored = read_recipe(folder / RECIPE)
                 changes = {name: getattr(recipe, name) for name in stored.CHANGEABLE}
                 recipe = replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
-            return _train(prepare(recipe, world, _has_checkpoint(folder)), folder, world)
+            return _train(prepare(recipe, world, has_checkpoint(folder)), folder, world)
         if not world.is_rank_zero:
             return {}
         result = read_result(folder)
@@ -173,12 +180,12 @@ def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
 
 def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
     """Return the run folder, which must be for this recipe."""
-    finished, has_checkpoint = (folder / RESULT).is_file(), _has_checkpoint(folder)
+    finished, resumes = (folder / RESULT).is_file(), has_checkpoint(folder)
 
     def identify(recipe: TrainingRecipe) -> dict[str, Any]:
         # With paths that the run would silently not use: a finished run reads nothing, and one with a checkpoint has
         # its initial weights in it. It reads its data, and recognizes it even if it was moved.
-        unused = recipe.PATHS if finished else ("weights",) if has_checkpoint else ()
+        unused = recipe.PATHS if finished else ("weights",) if resumes else ()
         paths = {name: getattr(recipe, name) for name in unused}
         return {"task": recipe.task} | asdict(recipe.without_changeable_fields()) | paths
 
@@ -188,10 +195,6 @@ def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
 
     advice = "choose another folder" if finished else f"choose another folder, or resume it with --resume {folder}"
     return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identify(recipe), read_identity, advice)
-
-
-def _has_checkpoint(folder: Path) -> bool:
-    return any((folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
 
 
 @contextmanager
