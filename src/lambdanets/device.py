@@ -28,14 +28,10 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         return best_device()
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     available = ["cpu", *(["cuda"] if gpus else []), *gpus]
-    try:
-        resolved = torch.device(device)
-    except (RuntimeError, TypeError):
-        resolved = None
-    if resolved is None or (resolved.type != "cpu" and str(resolved) not in available):
+    if str(device) not in available:
         no_gpu = "" if gpus else "; PyTorch finds no GPU"
         raise InputError(f"device must be {' or '.join(available)}, got {str(device)!r}{no_gpu}")
-    return resolved
+    return torch.device(device)
 
 
 def has_fast_bfloat16() -> bool:
@@ -48,10 +44,8 @@ def free_memory(
 ) -> int:
     """Return the free memory in bytes: of the GPU, or the minimum over the machine and the cgroups of this process.
 
-    cgroups: the cgroup file system, version 2.
-    membership: the file that names the cgroup of this process.
-
-    Reclaimable page cache counts as free.
+    Reclaimable page cache counts as free. cgroups: the cgroup file system, version 2. membership: the file that names
+    the cgroup of this process.
     """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]

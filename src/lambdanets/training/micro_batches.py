@@ -24,12 +24,10 @@ AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class Trial:
-    """Training steps on copies of the task's largest example, with a copy of its model.
+    """Training steps on copies of the task's largest example and model, which change neither it nor the random state.
 
-    They change neither the task nor the random state.
-
-    state_bytes: memory of gradients, optimizer states and EMA.
-    smallest: the smallest micro-batch: one image, or two if batch norm needs several values per channel.
+    state_bytes: memory of gradients, optimizer states and EMA. smallest: the smallest micro-batch: one image, or two if
+    batch norm needs several values per channel.
     """
 
     def __init__(self, task: Task, recipe: TrainingRecipe, device: torch.device) -> None:
@@ -73,12 +71,10 @@ class Trial:
                 parameter.grad = None
 
     def fits(self, micro_batch: int, free: int) -> bool:
-        """Whether a step with a micro-batch fits into memory.
+        """Whether a step with a micro-batch fits into memory, of which a CPU has `free` bytes.
 
-        On a GPU it is tried. On a CPU, where the system would kill the process, the tensors are
-        counted that autograd saves for the smallest micro-batch.
-
-        free: memory in bytes, on a CPU.
+        On a GPU it is tried. On a CPU, where the system would kill the process, the tensors are counted that autograd
+        saves for the smallest micro-batch.
         """
         reserved = None
         try:

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
-from lightning.pytorch.plugins import MixedPrecision
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from torch import Tensor
 
@@ -113,16 +112,12 @@ class TrainingModule(LightningModule):
 
     def check_finite(self) -> None:
         """Raise InputError if a loss or gradient was not finite, or gradients at no scale are. On a GPU, this waits."""
-        plugin = self.trainer.precision_plugin
-        scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # of 16-mixed
         if int(self._nonfinite) or (scaler is not None and scaler.get_scale() < _MIN_GRADIENT_SCALE):
             raise InputError(
                 f"the loss or a gradient became inf or nan before step {self.global_step}; lower learning_rate (now "
                 f"{self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
             )
-
-    def on_validation_epoch_start(self) -> None:
-        self._measures = []
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._measures += self._evaluator.measure(batch)

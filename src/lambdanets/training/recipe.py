@@ -104,9 +104,8 @@ class TrainingRecipe(Architecture):
 
     def without_changeable_fields(self) -> Self:
         """Return the recipe with default values in all fields that may be changed when a run is resumed."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        changes: dict[str, Any] = {name: defaults[name] for name in self.CHANGEABLE}
-        return dataclasses.replace(self, **changes)
+        fields = type(self).__dataclass_fields__
+        return dataclasses.replace(self, **{name: fields[name].default for name in self.CHANGEABLE})
 
     def fields(self) -> dict[str, Any]:
         """Return a dict of the task and all fields."""
