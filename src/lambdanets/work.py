@@ -27,13 +27,11 @@ class InUseError(InputError):
 
 @contextlib.contextmanager
 def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
-    """Hold the lock file `path` within the block, for work on the folder or file `subject`.
+    """Hold the lock file `path` within the block, for work on the folder or file `subject`. timeout: in seconds.
 
-    timeout: seconds to wait for the lock.
-
-    The operating system holds the lock (flock) and releases it when its process ends, however it ends. On a network
-    file system this needs one that supports flock across hosts, such as NFS 4. Raises InUseError if another process
-    holds it, and InputError if the file cannot be written.
+    The operating system holds the lock (flock) and releases it when its process ends, however it ends; across hosts,
+    on a file system that supports this, such as NFS 4. Raises InUseError if another process holds it, and InputError
+    if the file cannot be written.
     """
     if not path.parent.is_dir():  # filelock would create it
         raise InputError(f"{subject}: {os.strerror(errno.ENOENT)}")
@@ -92,11 +90,10 @@ class WorkFolder:
     def open(self, *, shared: bool = False) -> Iterator[None]:
         """Create the folder and hold its lock within the block; a new folder that is left empty is removed.
 
-        shared: several processes work in the folder, and hold this lock only while they start. Then it is acquired
-            with a timeout. Otherwise temporary files of killed processes are removed.
+        shared: several processes work in the folder, and hold this lock only while they start, so it is acquired with a
+            timeout. Otherwise temporary files of killed processes are removed.
 
-        Raises InputError as `is_started` does, before the folder is created, and InUseError if another process holds
-        the lock.
+        Raises InputError as `is_started` does, before the folder is created, and InUseError as `locked`.
         """
         self.is_started()
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
@@ -134,10 +131,8 @@ class Journal:
 def open_journal(path: Path, identity: Mapping[str, Any]) -> Iterator[Journal]:
     """Create or resume the JSON Lines file at `path`. It is removed after the block, but kept if the block raises.
 
-    identity: the options and inputs on which the entries depend, by name; the first line.
-
-    A truncated last line is dropped. The caller must hold a lock. Raises InputError if an existing file has another
-    identity or is not a journal.
+    identity: the options and inputs on which the entries depend, by name; the first line. A truncated last line is
+    dropped. The caller must hold a lock. Raises InputError if an existing file has another identity or is no journal.
     """
     content = path.read_bytes() if path.is_file() else b""
     complete = content[: content.rfind(b"\n") + 1]

@@ -53,12 +53,10 @@ class KeepLast(Callback):
 
     No checkpoint is written between the last step of an epoch and its validation, because Lightning would skip the
     validation when the run resumes. The position in the training data is stored here, because Lightning restores the
-    state of a data loader only in the middle of an epoch.
+    state of a data loader only in the middle of an epoch. data_fingerprint: hash of the data, for `check_resumable`.
 
     On a signal, the step is finished and a checkpoint written; a second SIGINT stops at once. All ranks stop after the
     same step, even if only one of them received the signal, and several ranks end a validation first.
-
-    data_fingerprint: hash of the dataset, which `check_resumable` compares.
     """
 
     def __init__(self, path: Path, every_n_steps: int, training_batches: Batches, data_fingerprint: str) -> None:

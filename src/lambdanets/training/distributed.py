@@ -105,8 +105,6 @@ def process_group() -> Iterator[World]:
 
 def rank_zero_first(compute: Callable[[], T]) -> T:
     """Call compute() on rank zero, then on the other ranks. If rank zero fails, only its error is reported."""
-    if not dist.is_initialized():
-        return compute()
     results: list[T] = []
     broadcast_from_rank_zero(lambda: results.append(compute()))
     return results[0] if results else compute()

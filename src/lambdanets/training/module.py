@@ -33,11 +33,7 @@ class TrainingModule(LightningModule):
     """
 
     def __init__(
-        self,
-        task: Task,
-        recipe: TrainingRecipe,
-        steps_per_epoch: int,
-        batch_slice: BatchSlice | None = None,
+        self, task: Task, recipe: TrainingRecipe, steps_per_epoch: int, batch_slice: BatchSlice | None = None
     ) -> None:
         super().__init__()
         self.task, self.model = task, task.model

@@ -86,14 +86,12 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
 
 
 def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]:
-    """Resume an unfinished run from its last checkpoint and return the result.
+    """Resume an unfinished run from its last checkpoint and return the result, that of an uninterrupted run.
 
     recipe: the run's recipe with other values of `CHANGEABLE` fields, such as the path of moved data.
 
-    The result is the same as that of an uninterrupted run. If the run is finished, its result is
-    returned. Raises InputError if the folder is not a run folder or has a run of another recipe, if
-    a file is damaged or if the data has changed, and InUseError if another process trains in the
-    folder.
+    Raises InputError if the folder is not a run folder or has a run of another recipe, if a file is damaged or if the
+    data has changed, and InUseError if another process trains in the folder.
     """
     if not (folder / RECIPE).is_file():
         got = f"one without {RECIPE}" if folder.exists() else "none of this name"

@@ -16,11 +16,7 @@ from lambdanets.training.recipe import TrainingRecipe
 
 
 def make_trainer(
-    recipe: TrainingRecipe,
-    folder: Path,
-    callbacks: list[Callback],
-    world: World,
-    accumulation_steps: int,
+    recipe: TrainingRecipe, folder: Path, callbacks: list[Callback], world: World, accumulation_steps: int
 ) -> Trainer:
     """Return a trainer with DDP under torchrun, otherwise on one GPU or the CPU."""
     _silence_lightning()
