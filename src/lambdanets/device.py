@@ -5,9 +5,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -59,7 +57,7 @@ def free_memory(
     return min(free)
 
 
-def provenance(other_versions: Mapping[str, str | None] = MappingProxyType({})) -> dict[str, Any]:
+def provenance(**other_versions: str | None) -> dict[str, Any]:
     """Return the commit, versions, with those of other packages, and hardware, for files with results."""
     dependencies = ("torch", "torchvision", "timm", "lightning", "numpy", "pillow")
     versions = {

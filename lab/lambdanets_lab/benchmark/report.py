@@ -56,7 +56,7 @@ class Report:
         options = dataclasses.asdict(dataclasses.replace(self.options, out=None))  # without local paths
         settings = {"kind": self.kind, "device": self.device, "options": options}
         versions = {name: installed_version(name) for name in BASELINE_PACKAGES}
-        content: dict[str, Any] = json.loads(json.dumps(settings | provenance(versions)))
+        content: dict[str, Any] = json.loads(json.dumps(settings | provenance(**versions)))
         return content
 
 

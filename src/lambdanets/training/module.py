@@ -51,24 +51,21 @@ class TrainingModule(LightningModule):
         self.batch_end = 0.0  # time when the callbacks after the last batch had ended
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self._seed(batch_idx)
-        self.ends_step = (batch_idx + 1) % self.batch_slice.accumulation_steps == 0
+        micro_batch = batch_idx % self.batch_slice.accumulation_steps
+        self.ends_step = micro_batch + 1 == self.batch_slice.accumulation_steps
+        # dropout and stochastic depth depend only on these numbers, so a resumed run repeats them
+        key = (self.recipe.seed, self.global_step, self.batch_slice.rank, micro_batch)
+        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
         steps = self.recipe.epochs * self.steps_per_epoch
         if self.global_step >= steps - round(self.recipe.freeze_batch_norm * steps):
             freeze_batch_norm(self.model)
-        if self._num_micro_batches > 1 and batch_idx % self.batch_slice.accumulation_steps == 0:
+        if self._num_micro_batches > 1 and micro_batch == 0:
             self._statistics = StepStatistics(self.model)
 
     @property
     def _num_micro_batches(self) -> int:
         """Number of micro-batches per step over all ranks."""
         return self.batch_slice.world_size * self.batch_slice.accumulation_steps
-
-    def _seed(self, batch_idx: int) -> None:
-        # dropout and stochastic depth depend only on these numbers, so a resumed run repeats them
-        micro_batch = batch_idx % self.batch_slice.accumulation_steps
-        key = (self.recipe.seed, self.global_step, self.batch_slice.rank, micro_batch)
-        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         self._num_images = self.task.num_images(batch)

@@ -17,7 +17,7 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
-from lambdanets.device import best_device, hardware, has_fast_bfloat16
+from lambdanets.device import best_device, has_fast_bfloat16
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
@@ -118,8 +118,6 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
         accumulation = prepared.batch_slice.accumulation_steps
         micro_batch = -(-images_per_step // (world.world_size * accumulation))
         seconds = micro_batch * accumulation * _seconds_per_image(prepared, micro_batch)
-        machine = hardware()
-        device = machine["gpu"] or f"{machine['processor']}, {machine['threads']} threads"
         parameters = sum(parameter.numel() for parameter in task.model.parameters())
         ranks = f" on each of {world.world_size} ranks" if world.world_size > 1 else ""
         rows = {
@@ -128,7 +126,7 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
             "steps": f"{steps:,} per epoch, {steps * recipe.epochs:,} in {recipe.epochs} epochs; "
             f"{images_per_step:,} images per step",
             "memory": f"micro-batches of {micro_batch} images fit, {accumulation} per step{ranks}",
-            "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({device}, {recipe.precision})",
+            "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({best_device()}, {recipe.precision})",
             "time": f"{timedelta(seconds=round(seconds * steps * recipe.epochs))} without data loading and validation",
         }
         described = (describe_classes(task.classes), describe_left_out(task.left_out))
