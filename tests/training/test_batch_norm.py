@@ -9,9 +9,8 @@ from lambdanets.errors import InputError
 from lambdanets.models import create_model
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
-from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.distributed import World
-from lambdanets.training.module import TrainingModule
+from lambdanets.training.module import TrainingModule, prepare_batch_norm
 from training.runs import load_weights, train_on_ranks
 
 # freezes batch norm in the last 4 of 9 steps, when the running statistics are close to those of the images

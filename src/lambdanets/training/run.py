@@ -22,7 +22,6 @@ from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.terminal import echo
-from lambdanets.training.batch_norm import prepare_batch_norm
 from lambdanets.training.checkpoints import (
     BEST,
     LAST,
@@ -35,7 +34,7 @@ from lambdanets.training.checkpoints import (
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.initial_weights import identify_weights
 from lambdanets.training.micro_batches import AnyRecipe, Trial, with_micro_batch
-from lambdanets.training.module import EMA, TrainingModule
+from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class, write_recipe
 from lambdanets.training.report import RESULT, finish, read_result, write_findings
 from lambdanets.training.run_log import RunLog
