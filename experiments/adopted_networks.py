@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from lambdanets import adopt
 from lambdanets.errors import one_line
-from lambdanets.text_tables import markdown_table
 from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.export.graphs import fill_zero_norm_weights
+from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results, time_in_turn, write_results
 
 sys.path.append(str(ROOT / "tests"))  # the networks of d-li14 and leaderj1001, written from their formulas

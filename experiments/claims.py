@@ -19,8 +19,8 @@ from pages import RESULTS, PageScript, replace_section
 from photographs import complete_runs
 from seeded_runs import points
 
-from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
+from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.paired import confidence_interval, format_difference, paired_differences
 from lambdanets_lab.results import read_results
 from lambdanets_lab.studies.results import read_comparison

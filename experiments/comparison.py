@@ -14,8 +14,8 @@ from pages import RESULTS, Script, replace_section
 
 from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
-from lambdanets.text_tables import markdown_table
 from lambdanets_lab.benchmark.measurement import peak_bytes
+from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results, time_in_turn, write_results
 from lambdanets_lab.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES
 from lambdanets_lab.studies.results import read_comparison

@@ -19,10 +19,10 @@ import torch
 from pages import RESULTS, Script, replace_section
 
 from lambdanets import create_model, export
-from lambdanets.text_tables import markdown_table
 from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.export.graphs import fill_zero_norm_weights
 from lambdanets_lab.export.runtimes import RUNTIMES
+from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results, time_in_turn, write_results
 
 NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, side of the images

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from lambdanets import export
 from lambdanets.allocator import keep_freed_memory
-from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.measurement import peak_bytes
 from lambdanets_lab.export.runtimes import RUNTIMES
+from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.paper_models import PAPER_MODELS
 from lambdanets_lab.results import read_results, time_in_turn, write_results
 from lambdanets_lab.tables.paper import select_numbers

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from lambdanets import LambdaLayer2d, create_model
+from lambdanets.device import commit, hardware
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position import fused_check
 from lambdanets.ops.position.algorithm import Problem
@@ -29,7 +30,6 @@ from lambdanets.ops.position.autograd import make_problem
 from lambdanets.ops.position.fused import KERNELS, Fused
 from lambdanets.ops.position.fused_check import Case, Example, max_relative_error, run_kernel
 from lambdanets.ops.tables import crop_to_grid
-from lambdanets.provenance import commit, hardware
 from lambdanets_lab.benchmark.peers import PEERS, build_peer
 from lambdanets_lab.results import installed_version
 

@@ -34,8 +34,8 @@ from PIL import Image
 
 from lambdanets import cli
 from lambdanets.models.weights import read_weights
-from lambdanets.text_tables import markdown_table
 from lambdanets.training import run_log
+from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results, write_results
 
 HALF_FILE, RENAME = "half a file", "a rename"

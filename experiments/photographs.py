@@ -20,7 +20,7 @@ from typing import Any
 from pages import RESULTS, replace_section
 from seeded_runs import SeededRuns, paired_rows, points, processors, seeds, stored_runs, train_missing
 
-from lambdanets.text_tables import markdown_table
+from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.paired import format_difference, paired_differences
 from lambdanets_lab.studies.execution import read_top1
 

@@ -16,7 +16,7 @@ from pages import RESULTS, PageScript, replace_section
 from safetensors.torch import save_file
 
 from lambdanets.models.weights import FOLDER, find_weights, read_weights
-from lambdanets.text_tables import markdown_table
+from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results
 
 

@@ -27,8 +27,8 @@ from seeded_runs import SeededRuns, points, processors, seeds, stored_runs, trai
 
 from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
-from lambdanets.text_tables import format_mean, markdown_table
 from lambdanets_lab import plot_style
+from lambdanets_lab.markdown import format_mean, markdown_table
 from lambdanets_lab.paired import confidence_interval, paired_differences
 from lambdanets_lab.results import read_results, time_in_turn, write_results
 from lambdanets_lab.studies.execution import read_top1

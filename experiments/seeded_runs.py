@@ -13,7 +13,7 @@ from typing import Any
 from pages import Script
 
 from lambdanets.records import write_json
-from lambdanets.text_tables import format_mean
+from lambdanets_lab.markdown import format_mean
 from lambdanets_lab.paired import format_difference, paired_differences
 from lambdanets_lab.results import read_results
 

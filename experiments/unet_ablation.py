@@ -20,7 +20,7 @@ from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes import find_recipe
 from lambdanets.tasks.segmentation.task import SegmentationTask
-from lambdanets.text_tables import markdown_table
+from lambdanets_lab.markdown import markdown_table
 
 OUT = RESULTS / "unet_ablation.json"
 EPOCHS, LEARNING_RATE = 40, 0.002

@@ -8,7 +8,6 @@ import pytest
 
 from commands import fail, succeed
 from lambdanets.cli import main
-from lambdanets.cli.train import parse_train_command
 from lambdanets.inference import loading
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import distributed
@@ -87,7 +86,7 @@ def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--epochs", DIGITS.epochs], ", since --resume uses the run's own recipe; remove"),
+        (["--epochs", DIGITS.epochs], f"epochs must be 3, got {DIGITS.epochs}, since"),
         (["--run", "other"], "remove the recipe and --run"),
     ],
 )
@@ -99,7 +98,7 @@ def test_resume_rejects_recipes_and_folders_that_are_not_runs(quick_run, two_cla
     assert "remove the recipe" in fail(capsys, "train", "digits", "--resume", quick_run)
     assert "must be a run folder" in fail(capsys, "train", "--resume", two_classes, "--epochs", "3")
     command = ["train", "scattered_digits", "--run", quick_run]
-    assert "task must be classification, got detection, since" in fail(capsys, *command)
+    assert "task must be 'classification', got 'detection', and" in fail(capsys, *command)
 
 
 @pytest.mark.parametrize("recipe", ["scattered_digits", "digit_masks"])
@@ -118,14 +117,3 @@ def test_resuming_a_finished_run_prints_its_result(quick_run, capsys):
     same = ["--batch-size", "6", "--workers", "0", "--data", os.path.relpath(quick_run.parent / "images")]
     assert main(["train", "--resume", str(quick_run), *same]) == 0
     assert capsys.readouterr().out.strip().splitlines()[-1].startswith("top-1 ")
-
-
-@pytest.mark.parametrize(("model", "kept"), [("resnet50_lambda.untrained", {"pattern": "CCLL"}), ("resnet50", {})])
-def test_recipe_options_are_kept_for_another_model_that_has_them(model, kept, tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from lambdanets.tasks.classification.recipe import ClassificationRecipe\n"
-        "recipe = ClassificationRecipe(model='resnet50_lambda', model_options={'pattern': 'CCLL'})\n"
-    )
-    command = parse_train_command([str(file), "--model", model])
-    assert command.recipe.model_options == kept

@@ -1,30 +1,9 @@
-import subprocess
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lambdanets import device
-
-
-@pytest.mark.parametrize("code", [-4, 0xC000001D])  # an illegal instruction, also on Windows
-def test_rejects_bfloat16_if_it_crashes_the_process(code, monkeypatch):
-    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code))
-    with pytest.raises(ValueError, match=r"advertises but forbids; set ONEDNN_MAX_CPU_ISA"):
-        device.check_precision("bf16-mixed")
-
-
-def test_float32_is_accepted_without_a_subprocess(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("started a subprocess"))
-    device.check_precision("32-true")
-
-
-def test_rejects_float16_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="16-mixed needs a GPU"):
-        device.check_precision("16-mixed")
-
 
 GIB = 2**30
 
@@ -35,12 +14,11 @@ def cgroup(tmp_path, monkeypatch):
     root = tmp_path / "cgroups"
     monkeypatch.setattr(device.psutil, "virtual_memory", lambda: SimpleNamespace(available=100 * GIB))
 
-    def write(path, *, limit_gib, used_gib, cache_gib=None):
+    def write(path, *, limit_gib, used_gib, cache_gib=0):
         (root / path).mkdir(parents=True, exist_ok=True)
         (root / path / "memory.max").write_text(f"{limit_gib * GIB if isinstance(limit_gib, int) else limit_gib}\n")
         (root / path / "memory.current").write_text(f"{used_gib * GIB}\n")
-        if cache_gib is not None:
-            (root / path / "memory.stat").write_text(f"active_file 7\ninactive_file {cache_gib * GIB}\nslab 3\n")
+        (root / path / "memory.stat").write_text(f"active_file 7\ninactive_file {cache_gib * GIB}\nslab 3\n")
 
     def free(path="/"):
         (tmp_path / "membership").write_text(f"5:cpu:/elsewhere\n0::{path}\n")

@@ -5,8 +5,7 @@ import io
 import pytest
 from tqdm import tqdm
 
-from lambdanets.terminal import echo, printable
-from lambdanets.text_tables import markdown_table, text_table
+from lambdanets.terminal import echo, printable, text_table
 
 
 @pytest.mark.parametrize("text", ["\x1b[31mred", "two\nlines\r", "\x9b2J and \x07", "\u202egpj.exe", "\u2028", "a\tb"])
@@ -29,7 +28,6 @@ def test_table_cells_are_escaped():
     lines = text_table([["name", "top-1"], ["a\nb\x1b[2J", "0.5"]]).split("\n")
     assert len(lines) == 2
     assert lines[1].split() == ["a\\nb\\x1b[2J", "0.5"]
-    assert markdown_table(["name", "top-1"], ["a|b", "0.5"]) == "| name | top-1 |\n|---|---|\n| a\\|b | 0.5 |"
 
 
 def test_a_line_does_not_mix_with_a_progress_bar():

@@ -11,9 +11,10 @@ from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
 from lambdanets.records import read_json
 from lambdanets.tasks.detection.recipe import DetectionRecipe
-from lambdanets.text_tables import format_mean, markdown_table, text_table
+from lambdanets.terminal import text_table
 from lambdanets.training.recipe import read_recipe
 from lambdanets.training.report import RESULT
+from lambdanets_lab.markdown import format_mean, markdown_table
 
 Format = Literal["text", "markdown"]
 _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")

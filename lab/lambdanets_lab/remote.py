@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from lambdanets.data.shards import SHARD_LIST, Shard, Store
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_open, file_sha256, open_regular, remove_unfinished, user_cache_folder
+from lambdanets.files import atomic_open, file_sha256, open_regular, remove_unfinished
 from lambdanets.terminal import echo
 
 CACHE = "LAMBDANETS_SHARDS_CACHE"
@@ -45,8 +45,9 @@ class RemoteStore(Store):
             raise InputError(f"{CACHE_BYTES} must be a number of bytes, got {size!r}")
         self._cache_bytes = int(size) if cache_bytes is None else cache_bytes
         try:
-            self._cache = cache or Path(os.environ.get(CACHE) or user_cache_folder() / "shards")
-        except OSError as error:
+            user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+            self._cache = cache or Path(os.environ.get(CACHE) or Path(user, "lambdanets/shards"))
+        except RuntimeError as error:
             raise InputError(f"{CACHE} must be a folder for downloaded shards, got none; {error}") from error
         self._verified: set[str] = set()  # SHA-256 of the cached shards that were hashed
 

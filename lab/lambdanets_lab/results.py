@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lambdanets.provenance import provenance
+from lambdanets.device import provenance
 from lambdanets.records import write_json
 from lambdanets_lab.timing import summarize, time_interleaved
 
@@ -21,7 +21,7 @@ def read_results(path: Path) -> Any:
 def write_results(path: Path, content: Mapping[str, Any], packages: Sequence[str] = ()) -> None:
     """Write a JSON file atomically, with commit, versions, also of other packages, and hardware."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**content, **provenance({name: installed_version(name) for name in packages})})
+    write_json(path, {**content, **provenance(**{name: installed_version(name) for name in packages})})
 
 
 def installed_version(package: str) -> str | None:

@@ -9,11 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 # Failures of the machine that may occur anywhere: disk full, too many open files or processes, I/O errors.
-_MACHINE_ERRORS = {
-    getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE", "ENOMEM", "EAGAIN")
-    if hasattr(errno, name)
-}
+_MACHINE_ERRORS = ["ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE", "ENOMEM", "EAGAIN"]
 
 # The extra of this package that installs each optional dependency, by import name.
 EXTRAS = {
@@ -52,7 +48,7 @@ def describe_failure(error: Exception) -> str | None:
     if isinstance(error, OSError):
         if isinstance(error.filename, str | bytes) and error.strerror:
             return f"{os.fsdecode(error.filename)}: {error.strerror}"
-        return error.strerror if error.errno in _MACHINE_ERRORS else None
+        return error.strerror if errno.errorcode.get(error.errno or 0) in _MACHINE_ERRORS else None
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
         return "a data loading worker was killed, probably because memory ran out; use fewer --workers"
     if _is_lost_connection(error):

@@ -1,5 +1,6 @@
 """Atomic writes, removal of unfinished files, regular files, and files that are no data: hidden ones and outputs."""
 
+import glob
 import hashlib
 import os
 import shutil
@@ -33,10 +34,8 @@ _OUTPUTS = (
 def atomic_open(path: Path, backup: Path | None = None) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces `path` after the block; if the block raises, `path` is unchanged.
 
-    backup: if given, an existing file at `path` is renamed to it.
-
     The bytes are written to a hidden file in the same folder, which is synced and then renamed. OSErrors have `path` as
-    their file name.
+    their file name. backup: if given, an existing file at `path` is renamed to it.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     with uninterrupted():  # outside of this block a signal would end the process and leave the hidden file
@@ -76,21 +75,11 @@ def file_sha256(file: BinaryIO) -> str:
 
 def remove_unfinished(folder: Path, name: str = "") -> None:
     """Remove the hidden files that killed processes left in a folder and below, or only those of the file `name`."""
-    for leftover in [*folder.rglob(".*.unfinished")]:
-        if name and not leftover.name.startswith(f".{name}."):
-            continue
+    for leftover in [*folder.rglob(f".{glob.escape(name)}*.unfinished")]:
         if leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
-
-
-def user_cache_folder() -> Path:
-    """Return the folder of this package in the user's cache folder. Raises OSError if there is no home folder."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lambdanets"
-    except RuntimeError as error:
-        raise OSError(str(error)) from error
 
 
 def encode_utf8(text: str) -> bytes:

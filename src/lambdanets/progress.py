@@ -1,11 +1,10 @@
 """Progress on standard error: on a terminal a line that changes, otherwise one line every 30 seconds."""
 
-import shutil
 import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator
-from typing import Self, TypeVar
+from typing import TypeVar
+
+from tqdm import tqdm
 
 from lambdanets.signals import check_signals
 from lambdanets.terminal import echo, printable
@@ -14,95 +13,55 @@ Item = TypeVar("Item")
 SECONDS_PER_LINE, SECONDS_PER_CHANGE = 30.0, 0.2
 
 
-class Progress:
-    """A context manager that shows progress on standard error within its block.
+class Progress(tqdm):
+    """A bar of tqdm without the bar, for names of files that may have control characters.
 
-    A thread writes it, even while an item takes longer.
-
-    total: number of items; if None, the elapsed time is shown.
-    initial: number of items that were done before.
-    note: text about the current item; may be changed at any time, as `label` and `done` may.
+    total: number of items. initial: number of items that were done before.
     """
 
-    def __init__(
-        self,
-        label: str,
-        total: int | None = None,
-        unit: str = "",
-        *,
-        initial: int = 0,
-        note: str = "",
-    ) -> None:
-        self.label, self.total, self.unit = label, total, unit
-        self.done = self._initial = initial
-        self.note = note
-        self._started = time.monotonic()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+    monitor_interval = 0  # no thread
 
-    def __enter__(self) -> Self:
-        self._started = time.monotonic()
-        show = self._change_line if sys.stderr.isatty() else self._print_lines
-        self._thread = threading.Thread(target=show, daemon=True)
-        self._thread.start()
-        return self
+    def __init__(self, label: str, total: int, unit: str, *, initial: int = 0, disable: bool = False) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        seconds = SECONDS_PER_CHANGE if self._is_terminal else SECONDS_PER_LINE
+        super().__init__(
+            desc=label,
+            total=total,
+            unit=f" {unit}",
+            initial=initial,
+            disable=disable,
+            file=sys.stderr if self._is_terminal else _Lines(),
+            bar_format="{desc}: {n} of {total}{unit}, {rate_fmt}, {remaining} left{postfix}",
+            mininterval=seconds,
+            delay=seconds,
+            miniters=1,
+            leave=False,
+            dynamic_ncols=True,
+        )
 
-    def __exit__(self, *error: object) -> None:
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()  # it removes the line from the terminal
-
-    def update(self, count: int = 1) -> None:
-        """Add `count` to the number of items done. Raises KeyboardInterrupt if a signal has arrived."""
+    def note(self, note: str, label: str = "") -> None:
+        """Set a text about the current item, and a label. Raises KeyboardInterrupt if a signal has arrived."""
         check_signals()
-        self.done += count
+        if label:
+            self.set_description_str(printable(label), refresh=False)
+        self.set_postfix_str(printable(note), refresh=self._is_terminal)
 
-    def set_note(self, note: str, label: str | None = None) -> None:
-        """Set the note, and the label if given. Raises KeyboardInterrupt if a signal has arrived."""
-        check_signals()
-        self.note = note
-        self.label = self.label if label is None else label
 
-    def line(self) -> str:
-        """Return the progress as one line of text."""
-        seconds = time.monotonic() - self._started
-        parts = [self.note] if self.note else []
-        if self.total is None:
-            return f"{self.label}: {', '.join([*parts, f'{format_duration(seconds)} so far'])}"
-        rate = (self.done - self._initial) / max(seconds, 1e-9)
-        if rate:
-            parts = [f"{rate:.3g} {self.unit}/s, {format_duration((self.total - self.done) / rate)} left", *parts]
-        return f"{self.label}: {', '.join([f'{self.done:,} of {self.total:,} {self.unit}', *parts])}"
+class _Lines:
+    """A file for tqdm that prints each state of its line as a line of its own."""
 
-    def _print_lines(self) -> None:
-        stream = sys.stderr
-        while not self._stopped.wait(SECONDS_PER_LINE):
-            echo(self.line(), file=stream)
+    def write(self, text: str) -> None:
+        if text.strip():
+            echo(text.strip(), file=sys.stderr)
 
-    def _change_line(self) -> None:
-        from tqdm import tqdm
-
-        with tqdm(bar_format="{desc}", leave=False, file=sys.stderr) as line:
-            while not self._stopped.wait(SECONDS_PER_CHANGE):
-                width = shutil.get_terminal_size().columns - 1
-                line.set_description_str(printable(self.line())[:width])
+    def flush(self) -> None:
+        pass
 
 
 def track(items: Iterable[Item], label: str, total: int, unit: str) -> Iterator[Item]:
-    """Iterate over the items and show progress."""
+    """Iterate over the items and show progress. Raises KeyboardInterrupt if a signal has arrived."""
     with Progress(label, total, unit) as progress:
         for item in items:
             yield item
+            check_signals()
             progress.update()
-
-
-def format_duration(seconds: float) -> str:
-    """Format seconds in readable units: 42 s, 3 min, 2 h 05 min, 3 d 4 h."""
-    minutes = seconds / 60
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    if minutes < 60:
-        return f"{minutes:.0f} min"
-    if minutes < 48 * 60:
-        return f"{int(minutes // 60)} h {int(minutes % 60):02} min"
-    return f"{int(minutes // 1440)} d {int(minutes % 1440 // 60)} h"

@@ -1,7 +1,6 @@
 """The registry of tasks. CONTRIBUTING.md lists what else a new task needs.
 
-Tasks of the lab (`lambdanets_lab`) are found by name like the others, and imported only when they are used. Other
-packages register theirs as entry points of the group "lambdanets.tasks", as examples/keywords does.
+Other packages register theirs as entry points of the group "lambdanets.tasks", as examples/keywords does.
 """
 
 import dataclasses

@@ -2,21 +2,23 @@
 
 Outside of `uninterrupted` blocks, at once. Within them, the block ends where it calls `check_signals`, between two
 images or steps, so that what it is writing is complete; a second SIGINT ends the process at once. Only the command line
-installs handlers. Programs that import the package keep their own. While a run trains, `training/callbacks.py` has
+installs handlers. Programs that import the package keep their own. While a run trains, `training/checkpoints.py` has
 handlers of its own, which stop it after a step.
 """
 
 import contextlib
-import multiprocessing
+import ctypes
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from lambdanets.terminal import echo
 
+Handler = Callable[[int, FrameType | None], None]
 EXIT_CODE = 130
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -26,25 +28,28 @@ _pending = False  # whether a signal has arrived that `check_signals` has not ra
 _stopping = False  # whether a signal has arrived in a block
 
 
-def handled_signals() -> list[signal.Signals]:
-    """Return SIGNALS without those that the parent process ignores: SIGHUP under nohup, SIGINT in a background job."""
-    return [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+def install(handler: Handler) -> dict[signal.Signals, Any]:
+    """Install a handler of SIGNALS, and return the previous ones.
+
+    Not for signals that the parent process ignores: SIGHUP under nohup, SIGINT in a background job.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    handled = [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+    return {signum: signal.signal(signum, handler) for signum in handled}
 
 
 @contextlib.contextmanager
-def handle_signals() -> Iterator[None]:
-    """Install the signal handlers of the command line within the block."""
+def handle_signals(handler: Handler | None = None) -> Iterator[None]:
+    """Install a signal handler within the block, by default that of the command line."""
     global _pending, _stopping
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     _pending = _stopping = False
-    previous = {signum: signal.signal(signum, _handle) for signum in handled_signals()}
+    previous = install(handler or _handle)
     try:
         yield
     finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        for signum, old in previous.items():
+            signal.signal(signum, old)
 
 
 @contextlib.contextmanager
@@ -86,15 +91,9 @@ def resumable(saved: str) -> Iterator[None]:
 
 
 def exit_with_parent() -> None:
-    """Make this worker process exit when its parent process exits."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait_and_exit() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait_and_exit, daemon=True).start()
+    """Let Linux kill this worker process when its parent process ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _handle(signum: int, frame: FrameType | None) -> None:

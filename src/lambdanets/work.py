@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,13 +27,11 @@ class InUseError(InputError):
 
 @contextlib.contextmanager
 def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
-    """Hold the lock file `path` within the block, for work on the folder or file `subject`.
+    """Hold the lock file `path` within the block, for work on the folder or file `subject`. timeout: in seconds.
 
-    timeout: seconds to wait for the lock.
-
-    The operating system holds the lock (flock) and releases it when its process ends, however it ends. On a network
-    file system this needs one that supports flock across hosts, such as NFS 4. Raises InUseError, which names the
-    owner, if another process holds it, and InputError if the file cannot be written.
+    The operating system holds the lock (flock) and releases it when its process ends, however it ends; across hosts,
+    on a file system that supports this, such as NFS 4. Raises InUseError if another process holds it, and InputError
+    if the file cannot be written.
     """
     if not path.parent.is_dir():  # filelock would create it
         raise InputError(f"{subject}: {os.strerror(errno.ENOENT)}")
@@ -42,14 +39,9 @@ def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
     with uninterrupted():
         try:
             lock.acquire()
-            with contextlib.suppress(PermissionError):  # on Windows only the lock itself can access its file
-                path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
         except Timeout:
-            owner = ""
-            with contextlib.suppress(PermissionError, FileNotFoundError):
-                owner = path.read_text(encoding="utf-8", errors="replace")[:200]
             advice = "wait for it to end, or choose another path"
-            raise InUseError(f"{subject} is in use by {owner or 'another process'}; {advice}") from None
+            raise InUseError(f"{subject} is in use by another process; {advice}") from None
         except OSError as error:
             raise InputError(f"{subject}: {error.strerror}") from error
         try:
@@ -98,38 +90,35 @@ class WorkFolder:
     def open(self, *, shared: bool = False) -> Iterator[None]:
         """Create the folder and hold its lock within the block; a new folder that is left empty is removed.
 
-        shared: several processes work in the folder, and hold this lock only while they start. Then it is acquired
-            with a timeout. Otherwise temporary files of killed processes are removed.
+        shared: several processes work in the folder, and hold this lock only while they start, so it is acquired with a
+            timeout. Otherwise temporary files of killed processes are removed.
 
-        Raises InputError as `is_started` does, before the folder is created, and InUseError if another process holds
-        the lock.
+        Raises InputError as `is_started` does, before the folder is created, and InUseError as `locked`.
         """
         self.is_started()
         missing = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        with uninterrupted():
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise InputError(f"folder {self.path} cannot be created: {error.strerror}") from error
-            try:
-                with locked(self.path / LOCK, self.path, timeout=30.0 if shared else 0.0):
-                    self.is_started()  # another process may have started in the meantime
-                    if not shared:
-                        remove_unfinished(self.path)
-                    yield
-            finally:
-                with contextlib.suppress(OSError):  # stops at a folder that is not empty or already removed
-                    for path in missing:
-                        path.rmdir()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"folder {self.path} cannot be created: {error.strerror}") from error
+        try:
+            with locked(self.path / LOCK, self.path, timeout=30.0 if shared else 0.0):
+                self.is_started()  # another process may have started in the meantime
+                if not shared:
+                    remove_unfinished(self.path)
+                yield
+        finally:
+            with contextlib.suppress(OSError):  # stops at a folder that is not empty or already removed
+                for path in missing:
+                    path.rmdir()
 
 
 class Journal:
-    """An open journal. entries: all entries, of which the first `num_resumed` are from the interrupted command."""
+    """An open journal. entries: its entries, at first those of the interrupted command."""
 
     def __init__(self, file: BinaryIO, entries: list[Any]) -> None:
         self._file = file
         self.entries = entries
-        self.num_resumed = len(entries)
 
     def add(self, entry: Any) -> None:
         """Append an entry and flush it, so that it is kept if the process is killed."""
@@ -142,10 +131,8 @@ class Journal:
 def open_journal(path: Path, identity: Mapping[str, Any]) -> Iterator[Journal]:
     """Create or resume the JSON Lines file at `path`. It is removed after the block, but kept if the block raises.
 
-    identity: the options and inputs on which the entries depend, by name; the first line.
-
-    A truncated last line is dropped. The caller must hold a lock. Raises InputError if an existing file has another
-    identity or is not a journal.
+    identity: the options and inputs on which the entries depend, by name; the first line. A truncated last line is
+    dropped. The caller must hold a lock. Raises InputError if an existing file has another identity or is no journal.
     """
     content = path.read_bytes() if path.is_file() else b""
     complete = content[: content.rfind(b"\n") + 1]
@@ -178,18 +165,10 @@ def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any
     """Describe up to five differences between two identities, for messages; "" if they are equal."""
     messages = []
     for name, value in expected.items():
-        current = existing.get(name)
-        if name in existing and current == value:
-            continue
-        nested = ""
-        if isinstance(current, Mapping) and isinstance(value, Mapping):
-            nested = describe_differences(current, value)
-        old, new = repr(current), repr(value)
-        if nested:
-            messages.append(f"{name} ({nested})")
-        else:
-            is_long = max(len(old), len(new)) > _MAX_CHARACTERS
-            messages.append(f"{name} must be the same" if is_long else f"{name} must be {old}, got {new}")
+        if (current := existing.get(name)) != value:
+            is_long = max(len(repr(current)), len(repr(value))) > _MAX_CHARACTERS
+            difference = "the same" if is_long else f"{current!r}, got {value!r}"
+            messages.append(f"{name} must be {difference}")
     return ", and ".join(messages[:5])
 
 

@@ -9,8 +9,8 @@ from lambdanets.errors import InputError
 from lambdanets.models import create_model
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
-from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
-from lambdanets.training.module import TrainingModule
+from lambdanets.training.distributed import World
+from lambdanets.training.module import TrainingModule, prepare_batch_norm
 from training.runs import load_weights, train_on_ranks
 
 # freezes batch norm in the last 4 of 9 steps, when the running statistics are close to those of the images
@@ -86,10 +86,11 @@ def test_running_statistics_are_updated_once_per_step(tmp_path):
     assert accumulated["bn1.num_batches_tracked"] == whole["bn1.num_batches_tracked"] == 1
 
 
-def test_rejects_sync_batch_norm_without_gpus(monkeypatch):
+@pytest.mark.parametrize("fields", [{"sync_batch_norm": True}, {"precision": "16-mixed"}])
+def test_rejects_options_that_need_gpus_without_them(fields, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="sync_batch_norm needs one GPU per process"):
-        prepare_batch_norm(create_model("lambda_resnet20_small"), replace(DIGITS, sync_batch_norm=True), world_size=2)
+    with pytest.raises(InputError, match=r"needs (one|a) GPU"):
+        run.open_task(replace(DIGITS, **fields), World(world_size=2))
 
 
 @pytest.mark.parametrize("name", ["mobilenetv2_100", "lambda_resnet50"])
@@ -102,7 +103,7 @@ def test_sync_batch_norm_converts_every_norm_and_keeps_activations_and_hooks(nam
     norms(model)[0].register_forward_hook(lambda *arguments: None)
     hooks_before = hooks(model)
     activations = sum(isinstance(module, nn.ReLU6) for module in model.modules())
-    model = convert_sync_batch_norm(model, replace(DIGITS, sync_batch_norm=True), 2)
+    model = prepare_batch_norm(model, replace(DIGITS, sync_batch_norm=True), 2)
     assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms(model))
     assert hooks(model) == hooks_before
     assert sum(isinstance(module, nn.ReLU6) for module in model.modules()) == activations

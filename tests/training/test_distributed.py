@@ -159,30 +159,6 @@ def test_input_error_of_two_ranks_is_printed_once(tmp_path):
     assert second == (2, "")
 
 
-def outcome_of_sigterm_in_validation(rank: int, folder: Path) -> str:
-    """Train as one of two ranks, of which the second gets SIGTERM in validation; return the error."""
-    become_rank(rank)
-    validation_step = TrainingModule.validation_step
-
-    def signal_and_validate(self, *arguments):
-        if rank == 1:
-            signal.raise_signal(signal.SIGTERM)
-        return validation_step(self, *arguments)
-
-    pytest.MonkeyPatch().setattr(TrainingModule, "validation_step", signal_and_validate)
-    try:
-        run.start(replace(DIGITS, **FIELDS), folder)
-    except Exception as error:
-        return type(error).__name__
-    return "none"
-
-
-@pytest.mark.forks
-def test_signal_to_one_rank_in_validation_stops_both(tmp_path):
-    outcomes = run_on_two_ranks(lambda rank: outcome_of_sigterm_in_validation(rank, tmp_path / "run"), tmp_path)
-    assert outcomes == ["Interrupted", "Interrupted"]
-
-
 @pytest.mark.slow
 def test_launch_returns_the_exit_code_of_its_ranks(capfd):
     assert distributed.launch(2, ["train", "nothing of this name"]) == 2

@@ -1,6 +1,7 @@
 """The micro-batch that fits into memory, from a trial with the largest example."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,35 +28,40 @@ def open_trial(recipe):
 
 
 def test_memory_of_resnet50_is_in_the_expected_range():
-    # ResNet-50 saves 80 to 100 MiB of activations per image of 224 x 224 in float32 and has 25.6 million parameters
+    # ResNet-50 saves 80 to 100 MiB of activations per image of 224 x 224 in float32
     trial = open_trial(replace(DIGITS, model="resnet50", image_size=224, channels=3))
-    assert trial.fixed_bytes == 23_528_522 * 4 * 3
-    assert 80 * 2**20 < trial.bytes_per_image < 100 * 2**20
+    assert trial.state_bytes == 23_528_522 * 4 * 2  # gradients and momentum
+    for images in (2, 64):
+        assert trial.fits(images, trial.state_bytes + images * 100 * 2**20)
+        assert not trial.fits(images, trial.state_bytes + images * 80 * 2**20)
 
 
 def test_optimizer_states_and_ema_are_counted():
     sgd, adamw, ema = (
-        open_trial(replace(SMALL, **fields)).fixed_bytes for fields in ({}, {"optimizer": "adamw"}, {"ema_decay": 0.99})
+        open_trial(replace(SMALL, **fields)).state_bytes for fields in ({}, {"optimizer": "adamw"}, {"ema_decay": 0.99})
     )
-    assert adamw == ema == sgd * 4 // 3
+    assert adamw == ema == sgd * 3 // 2
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_micro_batch_is_halved_until_it_fits_and_a_trial_changes_nothing(name):
+def test_a_trial_changes_nothing(name):
     task = run.open_task(replace(RECIPES[name], precision="32-true"), World())
     weights = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
     state = torch.get_rng_state()
     trial = Trial(task, task.recipe, torch.device("cpu"))
     trial.step(2)
-    smallest = trial.smallest
-    assert smallest == (2 if name == "classification" else 1)
-    for requested, images, expected in ((64, 64, 64), (64, 63, 32), (65, 20, 17), (64, smallest, smallest)):
-        free = trial.fixed_bytes + int(images * trial.bytes_per_image) + 1
-        assert largest_micro_batch(trial, requested, free) == expected
-    with pytest.raises(InputError, match=rf"with a micro-batch of {smallest} needs more than the .* GiB of memory"):
-        largest_micro_batch(trial, 64, trial.fixed_bytes + int(smallest * trial.bytes_per_image) - 1)
+    assert trial.smallest == (2 if name == "classification" else 1)
+    assert trial.fits(2, 2**40)
+    with pytest.raises(InputError, match=rf"with a micro-batch of {trial.smallest} needs more than the .* GiB"):
+        largest_micro_batch(trial, 64, trial.state_bytes)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in task.model.state_dict().items())
+
+
+@pytest.mark.parametrize(("requested", "fitting", "expected"), [(64, 64, 64), (64, 63, 32), (65, 20, 17), (9, 2, 2)])
+def test_micro_batch_is_halved_until_it_fits(requested, fitting, expected):
+    trial = SimpleNamespace(fits=lambda size, free: size <= fitting, smallest=2)
+    assert largest_micro_batch(trial, requested, 0) == expected
 
 
 def test_largest_example_of_detection_has_the_most_objects_in_a_square():

@@ -14,8 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.detection.task import build_model
-from lambdanets.training.callbacks import EMA
-from lambdanets.training.module import TrainingModule, make_schedule
+from lambdanets.training.module import EMA, TrainingModule, make_schedule
 from training.runs import classification_task
 
 
@@ -133,13 +132,6 @@ def test_sgd_momentum_equals_the_reference_implementation():
         velocity = 0.8 * velocity + gradient + 0.1 * weight
         weight = weight - 0.1 * velocity
         torch.testing.assert_close(actual, weight, rtol=1e-12, atol=1e-12)
-
-
-def test_ema_is_on_the_device_of_the_strategy():
-    module, ema, trainer = ThreeWeights(), EMA(0.9), make_trainer()
-    trainer.strategy.root_device = torch.device("meta")  # in place of a GPU, to which Lightning moves the model later
-    ema.setup(trainer, module, "fit")
-    assert {tensor.device.type for tensor in ema._average_model.module.parameters()} == {"meta"}
 
 
 def test_gradients_that_stay_nonfinite_at_any_scale_end_the_run(monkeypatch):

@@ -15,7 +15,7 @@ from lambdanets.inference.evaluator import evaluate
 from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
 from lambdanets.training import run
-from lambdanets.training.callbacks import Interrupted
+from lambdanets.training.checkpoints import Interrupted
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe, write_recipe
 from lambdanets.work import LOCK, InUseError
@@ -81,14 +81,14 @@ def test_run_stopped_in_validation_resumes_bit_identically(quick, quick_run, tmp
     assert_same_result(quick_run, tmp_path / "stopped")
 
 
-def test_error_for_a_run_in_use_names_the_process(quick, tmp_path, monkeypatch):
+def test_a_run_in_use_is_refused(quick, tmp_path, monkeypatch):
     unfinished = tmp_path / "run/checkpoints/.last.ckpt.1.unfinished"
     quick = replace(quick, epochs=1)
 
     def start_again():
         unfinished.touch()  # the first process may be in the middle of writing a checkpoint
         for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: run.resume(tmp_path / "run")):
-            with pytest.raises(InUseError, match=rf"run is in use by process {os.getpid()} on "):
+            with pytest.raises(InUseError, match="run is in use by another process"):
                 start_or_resume()
             assert unfinished.exists()
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lambdanets.device import provenance
 from lambdanets.errors import InputError
-from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
-from lambdanets.text_tables import text_table
+from lambdanets.terminal import text_table
 from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
 from lambdanets_lab.benchmark.options import CommonOptions
 from lambdanets_lab.results import installed_version
@@ -56,7 +56,7 @@ class Report:
         options = dataclasses.asdict(dataclasses.replace(self.options, out=None))  # without local paths
         settings = {"kind": self.kind, "device": self.device, "options": options}
         versions = {name: installed_version(name) for name in BASELINE_PACKAGES}
-        content: dict[str, Any] = json.loads(json.dumps(settings | provenance(versions)))
+        content: dict[str, Any] = json.loads(json.dumps(settings | provenance(**versions)))
         return content
 
 
@@ -68,7 +68,7 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
     content = read_json(path, dict[str, Any], advice)
     if content.get("finished"):
         raise InputError(f"{path} exists and is finished; {advice}")
-    return content
+    return content | content.get("options", {})
 
 
 def read_rows(content: Mapping[str, Any]) -> list[Row]:

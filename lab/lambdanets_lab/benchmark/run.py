@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from lambdanets.device import best_device, check_bfloat16
+from lambdanets.device import best_device, hardware
 from lambdanets.errors import InputError
 from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.progress import Progress
-from lambdanets.provenance import hardware
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 from lambdanets_lab import plot_style
@@ -60,7 +59,8 @@ def run(kind: str, options: CommonOptions) -> Path:
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
     report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
     advice = "remove it, or choose another folder with --out"
-    work_folder = WorkFolder(folder, "a benchmark", report.settings(), read_settings, advice)
+    settings = report.settings()
+    work_folder = WorkFolder(folder, "a benchmark", settings | settings["options"], read_settings, advice)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     torch.set_float32_matmul_precision("highest")  # without TF32
     torch.backends.cudnn.allow_tf32 = False
@@ -97,7 +97,7 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
     with Progress(f"benchmark {report.kind}", len(cases), "cases") as progress:
         while cases:
             case = cases.pop(0)  # releases the inputs of each case after measuring it
-            progress.set_note("", label=str(case))
+            progress.note("", str(case))
             options = report.options
             rows = measure_case(
                 case,
@@ -106,7 +106,7 @@ def _measure_all(cases: list[Case], report: Report, device: torch.device, folder
                 repeats=options.repeats,
                 seconds=options.seconds,
                 seed=options.seed,
-                on_progress=progress.set_note,
+                on_progress=progress.note,
             )
             progress.update()
             echo(*case_table(rows, case.baseline, options.batch_size if kind.images_per_second else None).split("\n"))
@@ -123,10 +123,7 @@ def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:
         raise InputError(f"--{error}") from error
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device must be cpu without a GPU that PyTorch can use, got cuda")
-    device = best_device() if options.device is None else torch.device(options.device)
-    if device.type == "cpu" and options.dtype == "bfloat16":
-        check_bfloat16("--dtype bfloat16", "--dtype float32")
-    return device
+    return best_device() if options.device is None else torch.device(options.device)
 
 
 def _heading(device: torch.device, options: CommonOptions) -> str:

@@ -20,7 +20,7 @@ from lambdanets.inference.segmenter import Segmenter
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.layers.base import LambdaBase
 from lambdanets.records import check
-from lambdanets.text_tables import csv_table
+from lambdanets.terminal import csv_table
 from lambdanets_lab.explain import figures
 from lambdanets_lab.explain.explanation import Explanation, explain
 

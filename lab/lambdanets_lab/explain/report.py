@@ -8,7 +8,7 @@ from PIL import Image
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open
-from lambdanets.text_tables import text_table
+from lambdanets.terminal import text_table
 from lambdanets_lab.explain import figures
 from lambdanets_lab.explain.explanation import Explanation
 

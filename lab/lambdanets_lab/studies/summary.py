@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.records import write_json
-from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
+from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.plot_style import GRID, OURS, REFERENCE
 
 RESULTS, TABLE = "results.json", "comparison.md"

@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lambdanets.text_tables import markdown_table, text_table
+from lambdanets.terminal import text_table
+from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.tables.descriptions import PARAGRAPHS, TITLES
 from lambdanets_lab.tables.measured import Measured
 from lambdanets_lab.tables.verdicts import (

@@ -35,30 +35,19 @@ COMMANDS = {
 _LAB_COMMANDS = {"explain", "demo", "export", "shard", "pseudo-label", "report", "compare", "tables", "benchmark"}
 # Command -> the extra with all optional dependencies of the command.
 _EXTRAS = {"benchmark": "bench", "demo": "demo"}
-# Groups of commands of the previous version, such as `detect train digits`, and the new names of their recipes.
-_GROUPS = {
-    "detect": {"digits": "scattered_digits"},
-    "segment": {"digits": "digit_masks", "nuclei": "nuclei_masks"},
-}
-_VERBS = ("train", "evaluate", "predict", "report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with signals.handle_signals():
-        return _run(arguments)
-
-
-def _run(arguments: list[str]) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by >&-; the next file that is opened would get its output
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        with explain_missing_extras(_EXTRAS.get(arguments[0]) if arguments else None):
-            return _dispatch(arguments)
+        with signals.handle_signals(), explain_missing_extras(_EXTRAS.get(arguments[0]) if arguments else None):
+            return _run(arguments)
     except InputError as error:
         return _fail(str(error))
     except RankZeroFailed:
@@ -74,49 +63,21 @@ def _run(arguments: list[str]) -> int:
         return _fail(description)
 
 
-def _dispatch(arguments: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        echo(*_usage())
+        commands = (f"  {name:<14}{text}" for name, text in COMMANDS.items())
+        advice = "lambdanets COMMAND --help lists its options; lambdanets --version prints the version."
+        echo("usage: lambdanets COMMAND ...", "", *commands, "", advice)
         return 0
     if arguments[0] == "--version":
         echo(f"lambdanets {__version__}")
         return 0
-    arguments = _without_group(arguments)
     command = arguments[0]
     if command not in COMMANDS:
         known = [*COMMANDS, "--help", "--version"]
         raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest_hint(command, known)}")
     package = "lambdanets_lab" if command in _LAB_COMMANDS else "lambdanets"
     return importlib.import_module(f"{package}.cli.{command.replace('-', '_')}").main(arguments[1:])
-
-
-def _without_group(arguments: list[str]) -> list[str]:
-    """Translate a command of the previous version, such as `detect train digits`."""
-    group, *words = arguments
-    if group not in _GROUPS:
-        return arguments
-    if not words or words[0] not in _VERBS:
-        raise InputError(f"lambdanets {group} is now: lambdanets {' | '.join(_VERBS)}")
-    if words[0] == "train":
-        if not words[1:] or (words[1].startswith("-") and not any(word.startswith("--resume") for word in words)):
-            words.insert(1, "digits")  # the default; --resume has the recipe of the run
-        for old, new in _GROUPS[group].items():
-            if f"{words[1]}_".startswith(f"{old}_"):  # also a variant of the recipe
-                words[1] = new + words[1].removeprefix(old)
-                break
-    echo(f"lambdanets {group} {words[0]} is now: lambdanets {' '.join(words[:2])}", file=sys.stderr)
-    return words
-
-
-def _usage() -> list[str]:
-    lines = [f"  {name:<14}{text}" for name, text in COMMANDS.items()]
-    return [
-        "usage: lambdanets COMMAND ...",
-        "",
-        *lines,
-        "",
-        "lambdanets COMMAND --help lists its options; lambdanets --version prints the version.",
-    ]
 
 
 def _fail(message: str) -> int:

@@ -25,10 +25,9 @@ POSITIONAL = "positional"  # annotation of a field that is given without its nam
 
 def program() -> str:
     """Return this program as it can be typed in a shell, also if its folder is not on the PATH."""
-    script = Path(sys.executable).with_name("lambdanets")
-    if shutil.which("lambdanets") == str(script):
+    if shutil.which("lambdanets") == str(Path(sys.executable).with_name("lambdanets")):
         return "lambdanets"
-    return shlex.quote(str(script)) if script.is_file() else f"{shlex.quote(sys.executable)} -m lambdanets"
+    return f"{shlex.quote(sys.executable)} -m lambdanets"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,15 +44,11 @@ def parse(options: type[Options], arguments: Sequence[str], *, prog: str, descri
 def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, description: str) -> list[Any]:
     """Parse arguments into several records. Options with a name that several have are set in all of them.
 
-    defaults: records with the default values, or types of records. prog: the command, to which a part in brackets may
-    be appended for the help.
+    defaults: records with the default values, or types of records. prog: the command; "[...]" after it is for the help.
     """
     command = prog.partition(" [")[0]
     parser = _Parser(
-        command,
-        description=description,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        command, description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options: dict[str, tuple[str, Any]] = {}
     positionals = [name for each in defaults for name in _add_options(parser, each, options)]
@@ -77,9 +72,8 @@ def parse_for_model(
 ) -> list[Any]:
     """Parse arguments of a command on a trained model: the options in common, and those that its task adds.
 
-    common: record of the options in common, of which the first is the model. command: such as "predict"; the registry
-    has the options that each task adds as predict_options. task: that of the model; before it is read, which takes
-    seconds, None allows the options of all tasks.
+    command: such as "predict"; the registry has the options of each task as predict_options. task: that of the model;
+    before it is read, which takes seconds, None allows the options of all tasks.
     """
     kinds = {name: find(getattr(entry, f"{command}_options")) for name, entry in installed_tasks().items()}
     prog = f"lambdanets {command}"

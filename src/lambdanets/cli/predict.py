@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -77,18 +77,13 @@ def main(arguments: list[str]) -> int:
     reading = {"channel": options.channel, "stretch": stretch} | predictor.infer_options(task_options)
     images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
     identity = {"weights": weights.sha256()} | asdict(task_options) | reading | {"images": images_hash}
-    unreadable: list[str] = []
-    predict = partial(predictor.predict_files, unreadable=unreadable, batch_size=options.batch_size, **reading)
     out = options.out or Path(predictor.output)
-    try:
-        with (
-            _open_output(out, is_file=bool(Path(predictor.output).suffix)) as path,
-            resumable(f"finished images are saved in {path}"),
-            open_journal(path, identity) as journal,
-        ):
-            _predict(predictor, paths, journal, predict, out, task_options)
-    finally:
-        report_unreadable(unreadable)
+    with (
+        _open_output(out, is_file=bool(Path(predictor.output).suffix)) as path,
+        resumable(f"finished images are saved in {path}"),
+        open_journal(path, identity) as journal,
+    ):
+        _predict(predictor, paths, journal, out, task_options, batch_size=options.batch_size, **reading)
     return 0
 
 
@@ -110,27 +105,26 @@ def _folder(out: Path) -> WorkFolder:
 
 
 def _predict(
-    predictor: "Predictor",
-    paths: Sequence[Path],
-    journal: Journal,
-    predict: Callable[[Sequence[Path]], Iterator[tuple[Path, Any, Any]]],
-    out: Path,
-    options: Any,
+    predictor: "Predictor", paths: Sequence[Path], journal: Journal, out: Path, options: Any, **reading: Any
 ) -> None:
     """Predict on the images that are not in the journal yet, and write the files of all images at the end.
 
     The files of an image are written before its entry of the journal, so a killed command writes them again.
     """
     width = min(max(len(str(path)) for path in paths), 60)
-    if journal.num_resumed:
-        echo(f"resuming: {journal.num_resumed} of {len(paths)} images are done", file=sys.stderr)
     done = {row["path"] for row in journal.entries}
+    if done:
+        echo(f"resuming: {len(done)} of {len(paths)} images are done", file=sys.stderr)
     remaining = [path for path in paths if str(path) not in done]
-    predictions = track(predict(remaining), "predicting", len(remaining), "images")
-    for path, image, prediction in predictions:
-        row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, options)
-        journal.add({"path": str(path)} | row)
-        echo(f"{path!s:<{width}}  {predictor.describe(row)}")
+    unreadable: list[str] = []
+    predictions = predictor.predict_files(remaining, unreadable, **reading)
+    try:
+        for path, image, prediction in track(predictions, "predicting", len(remaining), "images"):
+            row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, options)
+            journal.add({"path": str(path)} | row)
+            echo(f"{path!s:<{width}}  {predictor.describe(row)}")
+    finally:
+        report_unreadable(unreadable)
     if not journal.entries:
         raise InputError(f"none of the {len(paths)} images could be read")
     echo(f"{predictor.finish(journal.entries, out, options)}, written to {out}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import PositiveInt
 
@@ -18,13 +18,11 @@ from lambdanets.cli.options import parse_all, program
 from lambdanets.cli.predict import report_unreadable
 from lambdanets.errors import InputError, describe_failure, explain_missing_extras, is_out_of_memory
 from lambdanets.files import RECIPE
-from lambdanets.progress import Progress
 from lambdanets.records import record
 from lambdanets.registry import TASKS
 from lambdanets.signals import uninterrupted
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
-from lambdanets.work import describe_differences
 
 
 @record
@@ -43,41 +41,31 @@ class TrainOptions:
     """Check the recipe and its data; print images, steps, micro-batches and milliseconds per step, without training."""
 
 
-class TrainCommand(NamedTuple):
-    """A parsed command. name: name of the recipe."""
-
-    options: TrainOptions
-    recipe: Any
-    name: str
-
-
 def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
-    command = parse_train_command(arguments)
-    options = command.options
-    kinds = [f"--{name.replace('_', '-')}" for name in ("resume", "quicktest", "dry_run") if getattr(options, name)]
+    name, options, recipe = parse_train_command(arguments)
+    kinds = [f"--{each.replace('_', '-')}" for each in ("resume", "quicktest", "dry_run") if getattr(options, each)]
     if len(kinds) > 1:
         raise InputError(f"{' and '.join(kinds)} cannot be used together; remove one of them")
-    default = Path("runs") / f"{Path(command.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    default = Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
-    with explain_missing_extras(TASKS[command.recipe.task].extra):
+    with explain_missing_extras(TASKS[recipe.task].extra):
         from lambdanets.training import distributed
 
-        if options.devices is not None and not distributed.is_launched():
+        if options.devices is not None and not distributed.is_torchelastic_launched():
             run_option = ["--run", str(folder)] if folder == default else []
             return distributed.launch(options.devices, ["train", *arguments, *run_option])
         world = distributed.get_world()
         if options.dry_run:
-            from lambdanets.training.dry_run import dry_run
+            from lambdanets.training.run import dry_run
 
-            with Progress("timing"):
-                lines = dry_run(command.recipe)
+            lines = dry_run(recipe)
             if world.is_rank_zero:
                 echo(*lines)
             return 0
         if world.world_size > 1 and folder == default:
             raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
-        result = _train(command, folder, world.world_size)
+        result = _train(name, options, recipe, folder, world.world_size)
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
         echo(
@@ -92,11 +80,11 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def parse_train_command(arguments: list[str]) -> TrainCommand:
-    """Parse [RECIPE] [--OPTION VALUE ...]. The default recipe is digits.
+def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
+    """Parse [RECIPE] [--OPTION VALUE ...] and return the recipe's name, by default digits, the options and the recipe.
 
-    With --resume the run's own recipe is the default. Raises InputError for options that differ from
-    it, except for fields in `CHANGEABLE`, such as the path of moved data.
+    With --resume the run's own recipe is the default; the run refuses options that differ from it, except for fields in
+    `CHANGEABLE`, such as the path of moved data.
     """
     from lambdanets.recipes import find_recipe
 
@@ -105,8 +93,7 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
     named = find_recipe(name)  # a file may register the task of the run
     stored = _stored_recipe(arguments)
     recipe = named if stored is None else stored
-    words = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
-    recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
+    recipe = extended_recipe(recipe, [word.partition("=")[0][2:].replace("-", "_") for word in arguments])
     parse = partial(
         parse_with_recipe,
         TrainOptions,
@@ -119,32 +106,17 @@ def parse_train_command(arguments: list[str]) -> TrainCommand:
         with explain_missing_extras(TASKS[recipe.task].extra):
             # what the weights determine is the default of the options
             options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
-    if options.resume is not None:
-        if (has_recipe and not name.endswith(".py")) or options.run is not None:
-            raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
-        fixed = [each.without_changeable_fields().fields() for each in (recipe, requested)]
-        differing = describe_differences(*fixed)
-        if differing and recipe is stored:  # otherwise the folder is rejected later
-            raise InputError(f"{differing}, since --resume uses the run's own recipe; remove these options")
-    return TrainCommand(options, requested, name)
+    if options.resume is not None and ((has_recipe and not name.endswith(".py")) or options.run is not None):
+        raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
+    return name, options, requested
 
 
 def parse_with_recipe(options: type[Any], recipe: TrainingRecipe, arguments: list[str], **texts: str) -> list[Any]:
-    """Parse options of a command and of its recipe; model options are merged into those that the recipe's model has."""
+    """Parse options of a command and of its recipe; model options are merged into the recipe's, if for its model."""
     defaults = (options, replace(recipe, model_options={}))
     parsed, changed = parse_all(defaults, arguments, **texts)
-    merged = _options_for(changed.model, recipe) | changed.model_options
-    return [parsed, replace(changed, model_options=merged)]
-
-
-def _options_for(model: str, recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the recipe's model options that a model is known to have."""
-    if model == recipe.model or not recipe.model_options:
-        return recipe.model_options
-    from lambdanets.models.factory import constructor_arguments
-
-    known = constructor_arguments(model)
-    return {name: value for name, value in recipe.model_options.items() if name in known}
+    known = recipe.model_options if changed.model == recipe.model else {}
+    return [parsed, replace(changed, model_options=known | changed.model_options)]
 
 
 def _describe_recipes() -> str:
@@ -163,28 +135,22 @@ def _describe_recipes() -> str:
 
 def _stored_recipe(arguments: list[str]) -> TrainingRecipe | None:
     """Return the recipe of the run of --resume; None without this option, or if there is no such run."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--resume", type=Path)
-    with contextlib.suppress(argparse.ArgumentError):  # `parse_all` reports it
-        folder = parser.parse_known_args(arguments)[0].resume
-        if folder is not None and (folder / RECIPE).is_file():
-            return read_recipe(folder / RECIPE)
-    return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--resume", type=Path, nargs="?")  # `parse_all` reports a missing value
+    folder = parser.parse_known_args(arguments)[0].resume
+    return read_recipe(folder / RECIPE) if folder and (folder / RECIPE).is_file() else None
 
 
-def _train(command: TrainCommand, folder: Path, world_size: int) -> dict[str, Any]:
+def _train(name: str, options: TrainOptions, recipe: Any, folder: Path, world_size: int) -> dict[str, Any]:
     """Train, and return the result; {} on ranks other than 0."""
     from lambdanets.training import run
 
-    options, recipe = command.options, command.recipe
     if options.quicktest:
         if world_size > 1:
             raise InputError("--quicktest needs one process; remove --quicktest or --devices")
         data = folder.absolute().with_name(f"{folder.absolute().name}-data")
-        if folder.exists() and not data.exists():
-            raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
         recipe = task_class(recipe).quicktest(recipe, data)
-    file = f"{shlex.quote(command.name)} " if command.name.endswith(".py") else ""
+    file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start
         return start(folder=folder, recipe=recipe)
@@ -193,7 +159,7 @@ def _train(command: TrainCommand, folder: Path, world_size: int) -> dict[str, An
 @contextlib.contextmanager
 def report_errors(command: str, started: Path) -> Iterator[None]:
     """Add the command that resumes training, if the file `started` exists, to errors that stop it."""
-    from lambdanets.training.callbacks import Interrupted
+    from lambdanets.training.checkpoints import Interrupted
     from lambdanets.training.distributed import get_world
 
     try:

@@ -32,7 +32,7 @@ from lambdanets.inference.predictor import numbered_name, save_image
 from lambdanets.inference.tiles import detect_tiled
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import write_json
-from lambdanets.text_tables import csv_table
+from lambdanets.terminal import csv_table
 
 _MASK_RCNN_ARGUMENTS = (
     *("image_size", "levels", "pyramid_channels", "box_layers", "mask_layers"),

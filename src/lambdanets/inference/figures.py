@@ -12,8 +12,7 @@ from PIL import Image
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.coco_scores import RECALLS, Scores
-from lambdanets.terminal import printable
-from lambdanets.text_tables import csv_table
+from lambdanets.terminal import csv_table, printable
 
 if TYPE_CHECKING:
     from lambdanets.inference.classifier import ClassificationEvaluation

@@ -22,7 +22,7 @@ from lambdanets.inference.predictor import numbered_name, save_image
 from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize
 from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
-from lambdanets.text_tables import csv_table, text_table
+from lambdanets.terminal import csv_table, text_table
 
 BACKGROUND_NAME = "background"
 COLUMNS = ("image", "label", "class", "pixels", "fraction")  # of classes.csv

@@ -1,20 +1,30 @@
-"""Checkpoint files: write them atomically, find the newest readable one, check that it belongs to the run."""
+"""Checkpoints: when they are written, atomically; the newest readable one; whether it belongs to the run."""
 
 import io
+import math
+import signal
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 
+from lambdanets.data.batches import Batches
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open
 from lambdanets.inference.model_card import read_card
 from lambdanets.models.weights import load_tensors, read_weights
+from lambdanets.signals import check_signals, handle_signals, install
 from lambdanets.terminal import echo
+from lambdanets.training.distributed import all_reduce_sum
+from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import TrainingRecipe
 
 LAST = "last.ckpt"
@@ -32,6 +42,129 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_open(path, path.with_name(PREVIOUS) if path.name == LAST else None) as file:
             file.write(content.getbuffer())
+
+
+class Interrupted(Exception):  # noqa: N818
+    """The run was stopped by a signal; it can be resumed from its last checkpoint."""
+
+
+class KeepLast(Callback):
+    """Writes last.ckpt every `every_n_steps` steps and after each epoch's validation; a signal stops the run.
+
+    No checkpoint is written between the last step of an epoch and its validation, because Lightning would skip the
+    validation when the run resumes. The position in the training data is stored here, because Lightning restores the
+    state of a data loader only in the middle of an epoch. data_fingerprint: hash of the data, for `check_resumable`.
+
+    On a signal, the step is finished and a checkpoint written; a second SIGINT stops at once. All ranks stop after the
+    same step, even if only one of them received the signal, and several ranks end a validation first.
+    """
+
+    def __init__(self, path: Path, every_n_steps: int, training_batches: Batches, data_fingerprint: str) -> None:
+        self.path = path
+        self.every_n_steps = every_n_steps
+        self.training_batches = training_batches
+        self.data_fingerprint = data_fingerprint
+        self._signaled = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "data": self.data_fingerprint,
+            "parts": self.training_batches.accumulation_steps,
+            **self.training_batches.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.training_batches.load_state_dict(state)
+
+    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Lightning counts micro-batches; their number per step changes with the world size
+        old_steps, new_steps = checkpoint["callbacks"]["KeepLast"]["parts"], self.training_batches.accumulation_steps
+        for counts in checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].values():
+            if isinstance(counts, dict):
+                in_progress = counts["processed"] - counts["completed"]  # 1 if written in on_train_batch_end
+                counts.update({name: -(-count // old_steps) * new_steps for name, count in counts.items()})
+                counts["completed"] = counts["processed"] - in_progress
+
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Handle signals within the block. Lightning's own handlers can stop in the middle of an optimizer step."""
+        check_signals()
+        try:
+            with handle_signals(self._on_signal):
+                yield
+        except SystemExit as error:  # Lightning raises it for a signal before the first step
+            if not self._signaled:
+                raise
+            raise Interrupted from error
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._signaled and signum == signal.SIGINT:
+            raise Interrupted
+        self._signaled = True  # schedulers and torchrun may both send SIGTERM
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        install(self._on_signal)  # again, because Lightning has installed its own handlers
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not module.ends_step:
+            return
+        stops = all_reduce_sum(self._signaled)[0] > 0
+        ends_epoch = batch_idx + 1 >= trainer.num_training_batches
+        if not ends_epoch and (stops or trainer.global_step % self.every_n_steps == 0):
+            trainer.save_checkpoint(self.path)
+        if stops:
+            raise Interrupted
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self._signaled and trainer.world_size == 1:
+            raise Interrupted
+
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+class KeepBest(Callback):
+    """Keeps best.ckpt, the checkpoint with the highest validation metric, and stops early.
+
+    patience: epochs without improvement after which training stops, also at once if it is resumed later. None: never.
+    """
+
+    def __init__(self, path: Path, metric: str, patience: int | None) -> None:
+        self.path, self.metric, self.patience = path, metric, patience
+        self.best: float | None = None
+        self.epochs_without_improvement = 0
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._stop_early(trainer)
+
+    def on_validation_end(self, trainer: Trainer, module: TrainingModule) -> None:
+        value = module.validation_metrics[self.metric]
+        value = -math.inf if math.isnan(value) else value  # no image has objects
+        if self.best is None or value > self.best:
+            self.best, self.epochs_without_improvement = value, 0
+            trainer.save_checkpoint(self.path)
+        else:
+            self.epochs_without_improvement += 1
+        self._stop_early(trainer)
+
+    def _stop_early(self, trainer: Trainer) -> None:
+        if self.patience is not None and self.epochs_without_improvement >= self.patience:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "epochs_without_improvement": self.epochs_without_improvement}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.epochs_without_improvement = state["best"], state["epochs_without_improvement"]
+
+
+def has_checkpoint(run_folder: Path) -> bool:
+    """Whether a run can be resumed from a checkpoint, which may be damaged."""
+    return any((run_folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

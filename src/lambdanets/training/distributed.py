@@ -1,7 +1,4 @@
-"""Distributed training: torchrun, rank and world size, and collectives.
-
-torchrun sets rank and world size in environment variables. Without torchrun there is one process.
-"""
+"""Distributed training: torchrun, rank and world size, and collectives."""
 
 import logging
 import os
@@ -16,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 import torch.distributed.run as torchrun
+from torch.distributed import is_torchelastic_launched
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -27,7 +25,7 @@ Item = TypeVar("Item")
 _STORE_TIMEOUT = timedelta(minutes=10)
 # Long, because ranks wait while rank zero evaluates or writes. If a rank dies, the others notice its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
-_STORE_CONNECT_SECONDS = 300.0  # until a rank gives up connecting to the store of rank zero
+_CONNECT_SECONDS = 300.0  # until a rank gives up connecting to the store of rank zero
 
 
 @dataclass(frozen=True)
@@ -45,14 +43,9 @@ class World:
         return self.rank == 0
 
 
-def is_launched() -> bool:
-    """Whether this process is a rank that torchrun, or `lambdanets train --devices`, has started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def get_world() -> World:
     """Return rank and world size from torchrun's environment variables, or those of a single process."""
-    if not is_launched():
+    if not is_torchelastic_launched():
         return World()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     return World(*(int(os.environ[name]) for name in names))
@@ -112,8 +105,6 @@ def process_group() -> Iterator[World]:
 
 def rank_zero_first(compute: Callable[[], T]) -> T:
     """Call compute() on rank zero, then on the other ranks. If rank zero fails, only its error is reported."""
-    if not dist.is_initialized():
-        return compute()
     results: list[T] = []
     broadcast_from_rank_zero(lambda: results.append(compute()))
     return results[0] if results else compute()
@@ -132,7 +123,7 @@ def _connect_store(world: World) -> dist.Store:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         agent_store.set("lambdanets", str(store.port))
         return store
-    deadline = time.monotonic() + _STORE_CONNECT_SECONDS
+    deadline = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
             port = int(agent_store.get("lambdanets"))  # waits until it is set; it may be the port of a dead rank

@@ -36,7 +36,12 @@ class InitialWeights(NamedTuple):
             is_head = any(name.startswith(prefix) for prefix in heads)
             if is_head and (self.classes_differ or tensors[name].shape[:1] != state[name].shape[:1]):
                 tensors[name] = state[name]
-        _resize_tables(module, tensors)
+        for name, layer in module.named_modules():
+            table = tensors.get(f"{name}.table")
+            if isinstance(layer, RelativeEmbedding) and table is not None and table.dim() == layer.table.dim():
+                heads_of_table = [table] if layer.heads is None else table
+                resized = torch.stack([resize_table(head, layer.scope) for head in heads_of_table])
+                tensors[f"{name}.table"] = resized[0] if layer.heads is None else resized
         load_tensors(module, tensors, self.source)
 
 
@@ -63,13 +68,3 @@ def identify_weights(weights: str) -> dict[str, str]:
     path, source = Path(weights), find_weights(weights)
     name = str(Path(path.name, source.file.relative_to(path))) if source.file.is_relative_to(path) else weights
     return {"name": name, "sha256": source.sha256()}
-
-
-def _resize_tables(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Resize the embedding tables in `tensors` to the scopes of the model by interpolation, in place."""
-    for name, module in model.named_modules():
-        table = tensors.get(f"{name}.table")
-        if isinstance(module, RelativeEmbedding) and table is not None and table.dim() == module.table.dim():
-            heads = table.unsqueeze(0) if module.heads is None else table
-            resized = torch.stack([resize_table(head, module.scope) for head in heads])
-            tensors[f"{name}.table"] = resized[0] if module.heads is None else resized

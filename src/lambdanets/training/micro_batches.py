@@ -3,12 +3,12 @@
 import copy
 import sys
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor, UntypedStorage
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from lambdanets.data.batches import Sample
 from lambdanets.data.order import BatchSlice
@@ -24,9 +24,10 @@ AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
 class Trial:
-    """Training steps on copies of the task's largest example, with a copy of its model.
+    """Training steps on copies of the task's largest example and model, which change neither it nor the random state.
 
-    They change neither the task nor the random state.
+    state_bytes: memory of gradients, optimizer states and EMA. smallest: the smallest micro-batch: one image, or two if
+    batch norm needs several values per channel.
     """
 
     def __init__(self, task: Task, recipe: TrainingRecipe, device: torch.device) -> None:
@@ -36,11 +37,8 @@ class Trial:
         self._task = copy.copy(task)
         self._task.model = copy.deepcopy(task.model).to(device).train()
         self._parameters = list(self._task.model.parameters())
-        weight_bytes = sum(parameter.nbytes for parameter in self._parameters)
         num_states = (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema_decay is not None)
-        self.fixed_bytes = (2 + num_states) * weight_bytes  # weights, gradients, optimizer states and EMA
-        self._reserved_bytes = (1 + num_states) * weight_bytes  # in addition to a step on a GPU
-        # the smallest micro-batch: one image, or two if batch norm needs several values per channel
+        self.state_bytes = (1 + num_states) * sum(parameter.nbytes for parameter in self._parameters)
         self.smallest = 1 if self._task.num_images(self._batch(1)) else 2
 
     def _batch(self, size: int) -> Any:
@@ -62,24 +60,31 @@ class Trial:
                 loss = self._task.losses(batch, self.recipe)["loss"]
             if backward:
                 loss.backward()
+                loss.item()  # waits for the GPU
         except Exception as error:  # models raise errors of any type for an unsupported size
             if isinstance(error, InputError) or is_out_of_memory(error):
                 raise
-            raise InputError(f"{self.recipe.model} cannot be trained on these images: {one_line(error)}") from error
+            reason = f"{self.recipe.model} cannot be trained on these images: {one_line(error)}"
+            raise InputError(reason) from error
         finally:
             for parameter in self._parameters:
                 parameter.grad = None
 
     def fits(self, micro_batch: int, free: int) -> bool:
-        """Whether a step with a micro-batch fits into memory: on a CPU by counting, on a GPU by trying."""
-        if self.device.type != "cuda":
-            return self.fixed_bytes + self.bytes_per_image * micro_batch <= free
+        """Whether a step with a micro-batch fits into memory, of which a CPU has `free` bytes.
+
+        On a GPU it is tried. On a CPU, where the system would kill the process, the tensors are counted that autograd
+        saves for the smallest micro-batch.
+        """
         reserved = None
         try:
-            reserved = torch.empty(self._reserved_bytes, dtype=torch.uint8, device=self.device)
-            self.step(micro_batch)
+            if self.device.type == "cuda":
+                reserved = torch.empty(self.state_bytes, dtype=torch.uint8, device=self.device)
+                self.step(micro_batch)
+            else:
+                self._count(self.smallest * (free - self.state_bytes) / micro_batch)
             fits = True
-        except RuntimeError as error:
+        except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             fits = False
@@ -87,76 +92,61 @@ class Trial:
         torch.cuda.empty_cache()  # here, because the exception had references to tensors
         return fits
 
-    @cached_property
-    def bytes_per_image(self) -> float:
-        """The bytes per image that autograd saves for the gradients, in the smallest micro-batch."""
-        weights = {parameter.untyped_storage()._cdata for parameter in self._parameters}
-        saved: dict[int, UntypedStorage] = {}
+    def _count(self, limit: float) -> None:
+        """Raise MemoryError once autograd has saved more bytes for the smallest micro-batch."""
+        storages = {tensor.untyped_storage() for tensor in self._parameters}
+        saved = 0
 
         def save(tensor: Tensor) -> Tensor:
+            nonlocal saved
             storage = tensor.untyped_storage()
-            if storage._cdata not in weights:
-                saved[storage._cdata] = storage
+            if storage not in storages:
+                storages.add(storage)
+                saved += storage.nbytes()
+            if saved > limit:
+                raise MemoryError
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        with saved_tensors_hooks(save, lambda tensor: tensor):
             self.step(self.smallest, backward=False)
-        return sum(storage.nbytes() for storage in saved.values()) / self.smallest
 
 
 def with_micro_batch(task: Task, recipe: AnyRecipe, world: World) -> tuple[AnyRecipe, BatchSlice]:
-    """Return the recipe with a micro_batch that fits into memory on all ranks, and the batch slice of this rank.
+    """Return the recipe with a micro_batch that fits into memory on all ranks, and this rank's slice.
 
-    A micro_batch that does not fit is halved until it fits, with a message. On a CPU the tensors that autograd saves
-    for the smallest micro-batch are counted; on a GPU steps are run. Gradients are accumulated, so only the statistics
-    of batch norm depend on the micro-batch.
+    A micro_batch that does not fit is halved until it fits, with a message. Gradients are
+    accumulated, so only the statistics of batch norm depend on the micro-batch.
 
-    Raises InputError if the smallest micro-batch does not fit, if the model cannot be trained on the images, or if the
-    batch is too small for the world size.
+    Raises InputError if the smallest micro-batch does not fit, if the model cannot be trained on
+    the images, or if the batch is too small for the world size.
     """
-    device = best_device()
+    device, ranks = best_device(), world.world_size
     trial = Trial(task, recipe, device)
     smallest = trial.smallest
-    max_images, min_images = images_per_rank(recipe, len(task.training), world.world_size, smallest)
-    requested = min(max_images, recipe.micro_batch or max_images)
+    sizes = recipe.step_sizes(len(task.training))
+    fewest, most = sum(size // ranks for size in sizes), sum(-(-size // ranks) for size in sizes)
+    if fewest < smallest:
+        raise InputError(
+            f"batch_size must give at least {smallest} images to each of {ranks} ranks, "
+            f"got {sum(sizes)} in total; increase batch_size or reduce the world size"
+        )
+    requested = min(most, recipe.micro_batch or most)
     if requested < smallest:
         raise InputError(f"micro_batch must be at least {smallest}, as batch norm needs, got {requested}")
     # ranks on one CPU share its memory
     free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
     largest = min(all_gather_lists([largest_micro_batch(trial, requested, free)]))
     if largest < requested and world.is_rank_zero:
-        echo(f"a micro-batch of {requested} images does not fit into memory: using {largest}", file=sys.stderr)
-    steps = accumulation_steps(max_images, min_images, largest, smallest)
-    # Store the maximum that fits, not the actual size: a resumed run then gets the same accumulation steps.
-    return replace(recipe, micro_batch=largest), BatchSlice(world.rank, world.world_size, steps, smallest)
-
-
-def images_per_rank(recipe: TrainingRecipe, num_images: int, world_size: int, smallest: int) -> tuple[int, int]:
-    """Return the number of images per step on the rank with the most and on the rank with the fewest images.
-
-    Raises InputError if the minimum is less than the smallest micro-batch.
-    """
-    sizes = recipe.step_sizes(num_images)
-    min_images = sum(size // world_size for size in sizes)
-    if min_images < smallest:
-        raise InputError(
-            f"batch_size must give at least {smallest} images to each of {world_size} ranks, "
-            f"got {sum(sizes)} in total; increase batch_size or reduce the world size"
-        )
-    return sum(-(-size // world_size) for size in sizes), min_images
-
-
-def accumulation_steps(max_images: int, min_images: int, max_micro_batch: int, min_micro_batch: int) -> int:
-    """Return the number of micro-batches per step.
-
-    max_images, min_images: images per step on the ranks with the most and the fewest images. No micro-batch has fewer
-    than min_micro_batch images; if possible, none has more than max_micro_batch.
-    """
-    return max(1, min(-(-max_images // max_micro_batch), min_images // min_micro_batch))
+        note = f"a micro-batch of {requested} images does not fit into memory: using {largest}"
+        echo(note, file=sys.stderr)
+    # no micro-batch has fewer images than the smallest; if possible, none has more than the largest
+    steps = max(1, min(-(-most // largest), fewest // smallest))
+    # Store the maximum that fits, not the actual size: a resumed run then has the same steps.
+    return replace(recipe, micro_batch=largest), BatchSlice(world.rank, ranks, steps, smallest)
 
 
 def largest_micro_batch(trial: Trial, requested: int, free: int) -> int:
-    """Return the requested micro-batch, halved until it fits: on a CPU into `free` bytes, on a GPU into its memory."""
+    """Return the requested micro-batch, halved until it fits. free: memory in bytes."""
     micro_batch = requested
     while not trial.fits(micro_batch, free):
         if micro_batch <= trial.smallest:

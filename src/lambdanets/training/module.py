@@ -1,19 +1,22 @@
-"""The LightningModule of all tasks: training step, validation, optimizer and learning rate schedule."""
+"""The LightningModule of all tasks: training step, batch norm, validation, optimizer and schedule; the EMA."""
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import timm.layers
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.plugins import MixedPrecision
+import torch.distributed as dist
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
-from torch import Tensor
+from torch import Tensor, nn
 
 from lambdanets.data.order import BatchSlice
+from lambdanets.device import best_device
 from lambdanets.errors import InputError
-from lambdanets.training.batch_norm import StepStatistics, freeze_batch_norm
 from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
 from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
 from lambdanets.training.task import Task
@@ -31,11 +34,7 @@ class TrainingModule(LightningModule):
     """
 
     def __init__(
-        self,
-        task: Task,
-        recipe: TrainingRecipe,
-        steps_per_epoch: int,
-        batch_slice: BatchSlice | None = None,
+        self, task: Task, recipe: TrainingRecipe, steps_per_epoch: int, batch_slice: BatchSlice | None = None
     ) -> None:
         super().__init__()
         self.task, self.model = task, task.model
@@ -47,17 +46,21 @@ class TrainingModule(LightningModule):
         self._evaluator = task.evaluator(recipe, task.validation)
         self._measures: list[Any] = []  # of the validation images of this rank
         self._num_images = 0  # of the last micro-batch
-        self._ends_step = True  # whether it is the last of its step
+        self.ends_step = True  # whether it is the last micro-batch of its step
         self._statistics: StepStatistics | None = None  # of a step with several micro-batches
         self._nonfinite: Tensor | int = 0  # number of losses and gradients with NaN or inf
+        self.batch_end = 0.0  # time when the callbacks after the last batch had ended
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        self._seed(batch_idx)
-        self._ends_step = (batch_idx + 1) % self.batch_slice.accumulation_steps == 0
+        micro_batch = batch_idx % self.batch_slice.accumulation_steps
+        self.ends_step = micro_batch + 1 == self.batch_slice.accumulation_steps
+        # dropout and stochastic depth depend only on these numbers, so a resumed run repeats them
+        key = (self.recipe.seed, self.global_step, self.batch_slice.rank, micro_batch)
+        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
         steps = self.recipe.epochs * self.steps_per_epoch
         if self.global_step >= steps - round(self.recipe.freeze_batch_norm * steps):
             freeze_batch_norm(self.model)
-        if self._num_micro_batches > 1 and batch_idx % self.batch_slice.accumulation_steps == 0:
+        if self._num_micro_batches > 1 and micro_batch == 0:
             self._statistics = StepStatistics(self.model)
 
     @property
@@ -65,28 +68,19 @@ class TrainingModule(LightningModule):
         """Number of micro-batches per step over all ranks."""
         return self.batch_slice.world_size * self.batch_slice.accumulation_steps
 
-    def _seed(self, batch_idx: int) -> None:
-        # dropout and stochastic depth depend only on these numbers, so a resumed run repeats them
-        micro_batch = batch_idx % self.batch_slice.accumulation_steps
-        key = (self.recipe.seed, self.global_step, self.batch_slice.rank, micro_batch)
-        torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
-
-    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
-        num_micro_batches = self._num_micro_batches
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         self._num_images = self.task.num_images(batch)
         if not self._num_images:  # too many images are unreadable
-            if num_micro_batches == 1:
-                return None
-            if self.recipe.sync_batch_norm:
+            if self.recipe.sync_batch_norm and self.batch_slice.world_size > 1:
                 raise InputError(
                     f"sync_batch_norm needs {self.batch_slice.min_micro_batch} readable images per micro-batch, got "
                     f"fewer at step {self.global_step}: {'; '.join(batch.unreadable[:3])}"
                 )
-            # the gradient is zero; the other ranks wait for it in the all-reduce
+            # the gradient is zero; other ranks wait for it in the all-reduce
             return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}
         sums = self.task.losses(batch, self.recipe)
         # Gradients are averaged over ranks and micro-batches, but these may have different numbers of images.
-        loss = sums["loss"] * (num_micro_batches / batch.step_images)
+        loss = sums["loss"] * (self._num_micro_batches / batch.step_images)
         self._count_nonfinite(loss)
         return {
             "loss": loss,
@@ -97,11 +91,14 @@ class TrainingModule(LightningModule):
     def on_after_backward(self) -> None:
         if self._statistics is not None:
             self._statistics.add(self._num_images)
-            if self._ends_step:
+            if self.ends_step:
                 self._statistics.finish()
         if self.recipe.precision != "16-mixed":  # its scaler skips steps with NaN or inf and reduces its scale
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             self._count_nonfinite(torch.nn.utils.get_total_norm(gradients))
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.batch_end = time.perf_counter()
 
     def _count_nonfinite(self, value: Tensor) -> None:
         # on the device, because reading it would wait for the step
@@ -109,16 +106,12 @@ class TrainingModule(LightningModule):
 
     def check_finite(self) -> None:
         """Raise InputError if a loss or gradient was not finite, or gradients at no scale are. On a GPU, this waits."""
-        plugin = self.trainer.precision_plugin
-        scaler = plugin.scaler if isinstance(plugin, MixedPrecision) else None
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # of 16-mixed
         if int(self._nonfinite) or (scaler is not None and scaler.get_scale() < _MIN_GRADIENT_SCALE):
             raise InputError(
                 f"the loss or a gradient became inf or nan before step {self.global_step}; lower learning_rate (now "
                 f"{self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
             )
-
-    def on_validation_epoch_start(self) -> None:
-        self._measures = []
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._measures += self._evaluator.measure(batch)
@@ -174,3 +167,104 @@ def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int
 
     schedule = {"cosine": cosine, "staircase": staircase, "late_steps": late_steps}[recipe.schedule]
     return lambda step: (step + 1) / warmup_steps if step < warmup_steps else schedule(step)
+
+
+class EMA(WeightAveraging):
+    """EMA of parameters and running statistics. Validation, best.ckpt and the final weights use the EMA.
+
+    After step t: ema += (1 - min(decay, (1 + t) / (10 + t))) (weights - ema). As in TensorFlow, the decay is smaller
+    in the first steps, so the initial weights lose their influence quickly. Floating-point buffers are averaged too,
+    as in timm: the running statistics of batch norm must fit the averaged parameters, not the current ones. Other
+    buffers, such as counts, are copied.
+    """
+
+    def __init__(self, decay: float) -> None:
+        @torch.no_grad()
+        def average(averages: list[Tensor], weights: list[Tensor], steps: Tensor | int) -> None:
+            step_decay = min(decay, (1 + int(steps)) / (10 + int(steps)))
+            if averages[0].is_floating_point():  # torch calls this function once per dtype
+                torch._foreach_lerp_(averages, weights, 1 - step_decay)
+            else:
+                torch._foreach_copy_(averages, weights)
+
+        super().__init__(best_device(), use_buffers=True, multi_avg_fn=average)
+
+    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
+        super().setup(trainer, module, stage)
+        if self._average_model is not None:
+            self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step
+
+    def copy_to(self, module: LightningModule) -> None:
+        """Copy the EMA weights into the model. Also works if this process resumed a run that had finished training."""
+        self._copy_average_to_current(module)
+
+
+class StepStatistics:
+    """The running statistics of one step, which has several micro-batches or ranks.
+
+    PyTorch updates running statistics in each forward pass, so they would depend on the number of micro-batches, and on
+    the rank. Here each micro-batch starts from the statistics before the step, and the step ends with the mean of the
+    results over all its images, on all ranks. This equals one update with the mean of the batch statistics.
+
+    Layers that are in eval mode when the step starts keep their statistics.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._buffers = [buffer for norm in _norms(model) if norm.training for buffer in norm.buffers()]
+        self._before = self._read()
+        self._sum = torch.zeros_like(self._before)
+        self._images = 0
+
+    def add(self, num_images: int) -> None:
+        """Add the statistics after the forward pass of a micro-batch, which has no images if there was none."""
+        self._sum += num_images * self._read()
+        self._images += num_images
+        self._write(self._before)
+
+    def finish(self) -> None:
+        """Set the statistics to those of the step. Waits for the other ranks."""
+        sums = torch.cat([self._sum, self._sum.new_tensor([self._images])])
+        if dist.is_initialized():
+            dist.all_reduce(sums)
+        if sums[-1]:
+            self._write(sums[:-1] / sums[-1])
+
+    def _read(self) -> Tensor:
+        values = [buffer.detach().flatten().double() for buffer in self._buffers]
+        return torch.cat(values) if values else torch.zeros(0)
+
+    def _write(self, values: Tensor) -> None:
+        parts = values.split([buffer.numel() for buffer in self._buffers])
+        for buffer, part in zip(self._buffers, parts, strict=True):
+            buffer.detach().copy_(part.view_as(buffer))
+
+
+def _norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def freeze_batch_norm(model: nn.Module) -> None:
+    """Put all batch norm layers into eval mode. Their affine parameters are still trained."""
+    for norm in _norms(model):
+        norm.eval()
+
+
+def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int = 1) -> nn.Module:
+    """Set the recipe's momentum, and convert to synchronized batch norm if it has that and there are several ranks.
+
+    After the conversion, a forward pass on one rank waits for the other ranks.
+    """
+    if recipe.batch_norm_momentum is not None:
+        for norm in _norms(model):
+            norm.momentum = recipe.batch_norm_momentum
+    if not recipe.sync_batch_norm or world_size == 1:
+        return model
+    original_modules = dict(model.named_modules())
+    # timm's conversion keeps the activations of its norm-act layers; PyTorch's removes them
+    model = timm.layers.convert_sync_batchnorm(model)
+    for name, module in model.named_modules():
+        if module is not original_modules[name]:
+            # the conversion removes hooks, such as those that mask padding
+            module._forward_pre_hooks.update(original_modules[name]._forward_pre_hooks)
+            module._forward_hooks.update(original_modules[name]._forward_hooks)
+    return model

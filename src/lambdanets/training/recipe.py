@@ -9,16 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lambdanets.errors import InputError
 from lambdanets.inference.architecture import Architecture
-from lambdanets.records import (
-    Count,
-    Decay,
-    Seed,
-    Workers,
-    parse_json,
-    record,
-    reraise_as_input_error,
-    write_json,
-)
+from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error, write_json
 from lambdanets.registry import TASKS, find, installed_tasks
 
 if TYPE_CHECKING:
@@ -43,13 +34,7 @@ class TrainingRecipe(Architecture):
     # fields that are paths or URLs; those that are "" in the recipe, the user must set
     PATHS: ClassVar[tuple[str, ...]] = ("data", "weights")
     # fields that may be changed when a run is resumed, because they do not change the result except for rounding
-    CHANGEABLE: ClassVar[tuple[str, ...]] = (
-        "weights",
-        "workers",
-        "checkpoint_every",
-        "max_unreadable",
-        "micro_batch",
-    )
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("weights", "workers", "checkpoint_every", "max_unreadable", "micro_batch")
 
     data: str = ""
     """Training data: a folder, file, URL or dataset name."""
@@ -104,9 +89,8 @@ class TrainingRecipe(Architecture):
 
     def without_changeable_fields(self) -> Self:
         """Return the recipe with default values in all fields that may be changed when a run is resumed."""
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        changes: dict[str, Any] = {name: defaults[name] for name in self.CHANGEABLE}
-        return dataclasses.replace(self, **changes)
+        fields = type(self).__dataclass_fields__
+        return dataclasses.replace(self, **{name: fields[name].default for name in self.CHANGEABLE})
 
     def fields(self) -> dict[str, Any]:
         """Return a dict of the task and all fields."""

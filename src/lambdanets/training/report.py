@@ -6,10 +6,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lambdanets.device import best_device
+from lambdanets.device import best_device, provenance
 from lambdanets.files import atomic_open
 from lambdanets.models.weights import WEIGHTS, save_weights
-from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe
@@ -21,12 +20,9 @@ RESULT, FINDINGS = "result.json", "findings.json"
 
 def write_findings(task: Task, folder: Path) -> None:
     """Write what was found in the data, such as the ids of dropped annotations, to findings.json."""
-    path = folder / FINDINGS
     if any(task.findings.values()):
-        write_json(path, task.findings)
-        echo(f"all dropped annotations: {path}", file=sys.stderr)
-    else:
-        path.unlink(missing_ok=True)
+        write_json(folder / FINDINGS, task.findings)
+        echo(f"all dropped annotations: {folder / FINDINGS}", file=sys.stderr)
 
 
 def finish(

@@ -1,10 +1,11 @@
 """Starts and resumes training runs, and writes the run folder."""
 
 import sys
+import timeit
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,33 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
-from lambdanets.device import check_precision, has_fast_bfloat16
+from lambdanets.device import best_device, has_fast_bfloat16
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE, encode_utf8
+from lambdanets.files import RECIPE
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.terminal import echo
-from lambdanets.training.batch_norm import convert_sync_batch_norm, prepare_batch_norm
-from lambdanets.training.callbacks import EMA, KeepBest, KeepLast, StopOnSignal
-from lambdanets.training.checkpoints import BEST, LAST, PREVIOUS, check_resumable, newest_checkpoint
+from lambdanets.training.checkpoints import (
+    BEST,
+    LAST,
+    KeepBest,
+    KeepLast,
+    check_resumable,
+    has_checkpoint,
+    newest_checkpoint,
+)
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
 from lambdanets.training.initial_weights import identify_weights
-from lambdanets.training.micro_batches import AnyRecipe, with_micro_batch
-from lambdanets.training.module import TrainingModule
+from lambdanets.training.micro_batches import AnyRecipe, Trial, with_micro_batch
+from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class, write_recipe
 from lambdanets.training.report import RESULT, finish, read_result, write_findings
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 from lambdanets.training.trainer import make_trainer
 from lambdanets.work import WorkFolder
+
+TIMED_STEPS = 3  # of a dry run
+MAX_IMAGES_ON_CPU = 8  # more do not take less time per image
 
 
 @dataclass(frozen=True)
@@ -59,20 +69,14 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
-    if encode_utf8(str(folder)).decode() != str(folder):
-        raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
     recipe = resolve_recipe(recipe)
-    with process_group() as world:
-        run_folder = _run_folder(folder, recipe)
-        broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
-        is_finished = partial(broadcast_from_rank_zero, (folder / RESULT).is_file)
-        if not is_finished():  # needs no lock, so the folder may be read-only
-            with _locked(run_folder):
-                if not is_finished():  # by another process, before this one had the lock
-                    is_started = broadcast_from_rank_zero(run_folder.is_started)
-                    if is_started:
-                        recipe = _resumed_recipe(read_recipe(folder / RECIPE), recipe)
-                    return _train(prepare(recipe, world, is_started and _has_checkpoint(folder)), folder, world)
+    with process_group() as world, _locked(_run_folder(folder, recipe)):
+        if not broadcast_from_rank_zero((folder / RESULT).is_file):
+            if broadcast_from_rank_zero((folder / RECIPE).is_file):
+                stored = read_recipe(folder / RECIPE)
+                changes = {name: getattr(recipe, name) for name in stored.CHANGEABLE}
+                recipe = replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
+            return _train(prepare(recipe, world, has_checkpoint(folder)), folder, world)
         if not world.is_rank_zero:
             return {}
         result = read_result(folder)
@@ -81,14 +85,12 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
 
 
 def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]:
-    """Resume an unfinished run from its last checkpoint and return the result.
+    """Resume an unfinished run from its last checkpoint and return the result, that of an uninterrupted run.
 
     recipe: the run's recipe with other values of `CHANGEABLE` fields, such as the path of moved data.
 
-    The result is the same as that of an uninterrupted run. If the run is finished, its result is
-    returned. Raises InputError if the folder is not a run folder or has a run of another recipe, if
-    a file is damaged or if the data has changed, and InUseError if another process trains in the
-    folder.
+    Raises InputError if the folder is not a run folder or has a run of another recipe, if a file is damaged or if the
+    data has changed, and InUseError if another process trains in the folder.
     """
     if not (folder / RECIPE).is_file():
         got = f"one without {RECIPE}" if folder.exists() else "none of this name"
@@ -102,14 +104,45 @@ def check(recipe: TrainingRecipe) -> Task:
         return prepare(resolve_recipe(recipe), world).task
 
 
-def _resumed_recipe(stored: TrainingRecipe, requested: TrainingRecipe) -> TrainingRecipe:
-    """Return the recipe of a run with the requested fields in CHANGEABLE, such as the path of the data."""
-    changes = {name: getattr(requested, name) for name in stored.CHANGEABLE}
-    return replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
+def dry_run(recipe: TrainingRecipe) -> list[str]:
+    """Describe the data, steps, micro-batches and time of a run, in one line each. Writes no files.
+
+    Without data loading, optimizer and validation, and with the largest images. Raises InputError
+    where training would.
+    """
+    with process_group() as world:
+        prepared = prepare(resolve_recipe(recipe), world)
+        task, recipe, steps = prepared.task, prepared.recipe, prepared.training.steps_per_epoch
+        images_per_step = sum(recipe.step_sizes(len(task.training)))
+        accumulation = prepared.batch_slice.accumulation_steps
+        micro_batch = -(-images_per_step // (world.world_size * accumulation))
+        seconds = micro_batch * accumulation * _seconds_per_image(prepared, micro_batch)
+        parameters = sum(parameter.numel() for parameter in task.model.parameters())
+        ranks = f" on each of {world.world_size} ranks" if world.world_size > 1 else ""
+        rows = {
+            "data": f"{len(task.training):,} training and {len(task.validation):,} validation images ({task.source})",
+            "model": f"{recipe.model}, {parameters / 1e6:.1f} M parameters",
+            "steps": f"{steps:,} per epoch, {steps * recipe.epochs:,} in {recipe.epochs} epochs; "
+            f"{images_per_step:,} images per step",
+            "memory": f"micro-batches of {micro_batch} images fit, {accumulation} per step{ranks}",
+            "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({best_device()}, {recipe.precision})",
+            "time": f"{timedelta(seconds=round(seconds * steps * recipe.epochs))} without data loading and validation",
+        }
+        described = (describe_classes(task.classes), describe_left_out(task.left_out))
+        return [*described, *(f"{name:<8}{text}" for name, text in rows.items())]
+
+
+def _seconds_per_image(prepared: PreparedRun, micro_batch: int) -> float:
+    """The time per image of forward and backward passes."""
+    device = best_device()
+    size = micro_batch if device.type == "cuda" else min(micro_batch, MAX_IMAGES_ON_CPU)
+    trial = Trial(prepared.task, prepared.recipe, device)
+    trial.step(size)  # the first one prepares kernels
+    return timeit.timeit(lambda: trial.step(size), number=TIMED_STEPS) / TIMED_STEPS / size
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
-    """Return the recipe's existing paths as absolute paths; the run can then be resumed from any working directory."""
+    """Return the recipe's existing paths as absolute paths; a run then resumes from any working directory."""
     paths = {name: getattr(recipe, name) for name in recipe.PATHS}
     return {
         name: str(Path(path).resolve())
@@ -119,7 +152,7 @@ def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
 
 
 def _is_name(field: str, value: str) -> bool:
-    """Whether a field of a recipe is the name of a packaged model or of data, also beside a folder of this name."""
+    """Whether a field is the name of a packaged model or of data, also beside a folder of this name."""
     if field == "weights":
         return value in packaged_models() and weights_in(Path(value)) is None
     return value == "digits" or is_timm_name(value)
@@ -142,34 +175,21 @@ def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
 
 def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
     """Return the run folder, which must be for this recipe."""
-    finished = (folder / RESULT).is_file()
+    finished, resumes = (folder / RESULT).is_file(), has_checkpoint(folder)
 
     def identify(recipe: TrainingRecipe) -> dict[str, Any]:
-        # Paths that the run would silently not use, after the options. A finished run reads nothing. A run with a
-        # checkpoint has its initial weights in it, but reads its data, and recognizes it even if it was moved.
-        unused = recipe.PATHS if finished else ("weights",) if _has_checkpoint(folder) else ()
-        fields = asdict(recipe.without_changeable_fields())
-        options = {name: value for name, value in fields.items() if name not in unused}
-        return options | {name: getattr(recipe, name) for name in unused}
+        # With paths that the run would silently not use: a finished run reads nothing, and one with a checkpoint has
+        # its initial weights in it. It reads its data, and recognizes it even if it was moved.
+        unused = recipe.PATHS if finished else ("weights",) if resumes else ()
+        paths = {name: getattr(recipe, name) for name in unused}
+        return {"task": recipe.task} | asdict(recipe.without_changeable_fields()) | paths
 
     def read_identity(folder: Path) -> dict[str, Any] | None:
-        if not (folder / RECIPE).is_file():
-            return None
-        existing = read_recipe(folder / RECIPE)
-        if existing.task != recipe.task:
-            raise InputError(
-                f"task must be {existing.task}, got {recipe.task}, since {folder} has a {existing.task} run; "
-                "choose another folder"
-            )
-        return identify(existing)
+        path = folder / RECIPE
+        return identify(read_recipe(path)) if path.is_file() else None
 
     advice = "choose another folder" if finished else f"choose another folder, or resume it with --resume {folder}"
-    work = f"a {'finished' if finished else 'started'} run"
-    return WorkFolder(folder, work, identify(recipe), read_identity, advice)
-
-
-def _has_checkpoint(folder: Path) -> bool:
-    return any((folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
+    return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identify(recipe), read_identity, advice)
 
 
 @contextmanager
@@ -182,14 +202,9 @@ def _locked(folder: WorkFolder) -> Iterator[None]:
 
 def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> PreparedRun:
     """Open the data, build the model and choose the micro-batch. A resumed run gets its weights from its checkpoint."""
-    check_precision(recipe.precision)
     task = rank_zero_first(lambda: open_task(recipe, world, resumed))
-    if len(task.validation) < world.world_size:
-        raise InputError(
-            f"number of validation images must be at least {world.world_size}, one per rank, got {len(task.validation)}"
-        )
     recipe, batch_slice = with_micro_batch(task, recipe, world)
-    task.model = convert_sync_batch_norm(task.model, recipe, world.world_size)
+    task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     training = task.training_batches(recipe, batch_slice)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.batch_size
     validation = task.evaluator(recipe, task.validation).batches(batch_size, recipe.workers, batch_slice)
@@ -198,15 +213,23 @@ def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Prep
 
 def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Task:
     """Open the data of a recipe, check that images can be read, and build the model."""
+    if best_device().type == "cpu":
+        if recipe.precision == "16-mixed":
+            raise InputError("precision 16-mixed needs a GPU; on a CPU choose bf16-mixed or 32-true")
+        if recipe.sync_batch_norm and world.world_size > 1:
+            raise InputError("sync_batch_norm needs one GPU per process, but PyTorch finds no GPU")
     task = task_class(recipe)(recipe)
+    if len(task.validation) < world.world_size:
+        raise InputError(
+            f"number of validation images must be at least {world.world_size}, one per rank, got {len(task.validation)}"
+        )
     if world.is_rank_zero and task.problems:
         echo(*task.problems, file=sys.stderr)
     for split in ("training", "validation", "test"):
         if (images := getattr(task, split)) is not None:
             check_readable(images.load, len(images), split, recipe.max_unreadable)
     seed_everything(recipe.seed, verbose=False)
-    model = task.build(replace(recipe, weights=None) if resumed else recipe)
-    task.model = prepare_batch_norm(model, recipe, world.world_size)
+    task.model = task.build(replace(recipe, weights=None) if resumed else recipe)
     if recipe.weights is not None and not resumed:  # of a resumed run, they are in the checkpoint
         task.initial_weights = identify_weights(recipe.weights)
     return task
@@ -221,7 +244,7 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_recipe(recipe, folder / RECIPE))
     if world.is_rank_zero:
-        if 0 < recipe.epochs <= recipe.warmup_epochs:
+        if recipe.epochs <= recipe.warmup_epochs:
             note = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
             echo(f"{note}; choose fewer with --warmup-epochs", file=sys.stderr)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))
@@ -232,19 +255,18 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     timer = Timer()
     log = RunLog(folder, task, world, recipe.max_unreadable)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    stop = StopOnSignal(checkpoints / LAST)
+    last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [
         *([ema] if ema else []),
         log,
         timer,
         KeepBest(checkpoints / BEST, task.BEST_METRIC, task.patience),
-        KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint),
-        stop,
+        last,
     ]
     trainer = make_trainer(recipe, folder, callbacks, world, prepared.batch_slice.accumulation_steps)
     try:
-        with stop.handling():
+        with last.handling_signals():
             trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)
     finally:
         log.close()

@@ -1,7 +1,5 @@
 """The log of a run: metrics.csv, TensorBoard, progress, a printed line per epoch, and unreadable images."""
 
-import csv
-import io
 import time
 from pathlib import Path
 from typing import Any
@@ -9,15 +7,13 @@ from typing import Any
 import psutil
 import torch
 from lightning.pytorch import Callback, Trainer
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 from lambdanets.data.images import check_unreadable
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.progress import Progress
-from lambdanets.training.callbacks import ends_step
+from lambdanets.terminal import csv_table, echo
 from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.task import Task
@@ -51,59 +47,53 @@ class RunLog(Callback):
         self._losses = task.TRAINING_METRICS
         self._world = world
         self._max_unreadable = max_unreadable
-        self._sums = [0.0] * (1 + len(self._losses))  # images and losses since the last row, of all ranks
-        self._new_sums: Tensor | None = None  # those of this rank that are not in `_sums`
+        # images and losses since the last row, of this rank
+        self._sums = torch.zeros(1 + len(self._losses), dtype=torch.float64)
         self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`
-        self._progress = Progress("training")
+        self._progress = Progress("training", 0, "steps", disable=True)
         self._writer: SummaryWriter | None = None  # of TensorBoard, on rank 0
 
     def on_train_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._start_clock()  # a run that resumes in the middle of an epoch does not call on_train_epoch_start
+        self._sums = self._sums.to(module.device)
         if not self._world.is_rank_zero:
             return
-        if self.rows:  # removes rows that were written after the checkpoint
-            text = io.StringIO(newline="")
-            csv.writer(text).writerows([self._columns, *self.rows])
-            atomic_write(self.path, text.getvalue().encode())
-        else:  # the run (re)starts without a checkpoint
-            self.path.unlink(missing_ok=True)
+        # removes rows that were written after the checkpoint
+        atomic_write(self.path, csv_table([self._columns, *self.rows]).encode())
         # TensorBoard discards rows that were written after the checkpoint
         self._writer = SummaryWriter(self.path.with_name("tensorboard"), purge_step=trainer.global_step + 1)
         total = module.steps_per_epoch * (trainer.max_epochs or 0)
         self._progress = Progress("training", total, "steps", initial=trainer.global_step)
-        self._progress.__enter__()
 
     def close(self) -> None:
         """End the progress bar and TensorBoard's thread."""
-        self._progress.__exit__()
+        self._progress.close()
         if self._writer is not None:
             self._writer.close()
 
     def on_train_epoch_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._start_clock()
-        self._progress.label = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+        self._progress.note("", f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
 
     def _start_clock(self) -> None:
-        self._started = self._batch_end = time.perf_counter()
+        self._started = time.perf_counter()
         self._waited, self._images = 0.0, 0
 
     def on_train_batch_start(self, trainer: Trainer, module: TrainingModule, batch: Any, batch_idx: int) -> None:
-        self._waited += time.perf_counter() - self._batch_end
+        self._waited += time.perf_counter() - max(self._started, module.batch_end)
 
     def on_train_batch_end(
         self, trainer: Trainer, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._note_unreadable(batch)
-        if outputs and "sums" in outputs:
-            sums = outputs["sums"].double()
-            sums = torch.cat([sums.new_full((1,), outputs["images"]), sums])
-            self._new_sums = sums if self._new_sums is None else self._new_sums + sums
-        if ends_step(trainer, batch_idx):
+        if "sums" in outputs:
+            self._sums[0] += outputs["images"]
+            self._sums[1:] += outputs["sums"]
+        if module.ends_step:
             self._images += batch.step_images
-            self._progress.done = trainer.global_step
+            self._progress.update()
             if trainer.global_step % STEPS_PER_ROW == 0:
                 self._add_training_row(trainer, module)
-        self._batch_end = time.perf_counter()
 
     def on_validation_epoch_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._add_training_row(trainer, module)
@@ -111,27 +101,20 @@ class RunLog(Callback):
             reason = min(self.unreadable, default="the images are too small")
             raise InputError(f"no training batch had images that can be trained on: {reason}")
 
-    def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        module: TrainingModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    def on_validation_batch_start(
+        self, trainer: Trainer, module: TrainingModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         self._note_unreadable(batch)
-        self._progress.note = f"validating, batch {batch_idx + 1:,}"
+        self._progress.note(f"validating, batch {batch_idx + 1:,}")
 
     def on_validation_end(self, trainer: Trainer, module: TrainingModule) -> None:
         self._add_unreadable()
-        self._progress.note = ""
+        self._progress.note("")
         if not module.validation_metrics:
             raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
         self._add_row(trainer, "val", module.validation_metrics)
-        loss, speed, waiting = (
-            self.points("train", name)[-1][1] for name in (self.metrics[0], "images_per_second", "waiting_share")
-        )
+        names = ("loss", "images_per_second", "waiting_share")
+        loss, speed, waiting = (self.points("train", name)[-1][1] for name in names)
         fields = [
             f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}",
             f"loss {loss:.3f}",
@@ -140,7 +123,7 @@ class RunLog(Callback):
             *([f"{waiting:.0%} waiting for data"] if waiting >= 0.1 else []),
         ]
         if self._world.is_rank_zero:
-            tqdm.write("  ".join(fields))  # above the bar
+            echo("  ".join(fields))
 
     def _note_unreadable(self, batch: Any) -> None:
         self._new_unreadable += [text for text in batch.unreadable if text not in self.unreadable]
@@ -150,23 +133,16 @@ class RunLog(Callback):
         self._new_unreadable = []
         check_unreadable(sorted(self.unreadable), self._max_unreadable)
 
-    def _reduce(self) -> None:
-        """Add the sums of all ranks since the last call. On a GPU, this waits for its steps."""
-        new_sums = [0.0] * len(self._sums) if self._new_sums is None else self._new_sums.tolist()
-        *new_sums, unreadable = all_reduce_sum(*new_sums, len(self._new_unreadable))
-        self._sums = [old + new for old, new in zip(self._sums, new_sums, strict=True)]
-        self._new_sums = None
-        self.images_seen += int(new_sums[0])
-        if unreadable:
-            self._add_unreadable()
-
     def _add_training_row(self, trainer: Trainer, module: TrainingModule) -> None:
         module.check_finite()
-        self._reduce()
-        images, *sums = self._sums
+        # on a GPU, this waits for its steps
+        images, *sums, unreadable = all_reduce_sum(*self._sums.tolist(), len(self._new_unreadable))
+        if unreadable:
+            self._add_unreadable()
         if not images:
             return
-        self._sums = [0.0] * len(self._sums)
+        self._sums.zero_()
+        self.images_seen += int(images)
         means = {name: total / images for name, total in zip(self._losses, sums, strict=True)}
         seconds = max(time.perf_counter() - self._started, 1e-9)
         speed = {
@@ -175,7 +151,7 @@ class RunLog(Callback):
             "process_gib": psutil.Process().memory_info().rss / 2**30,
             "gpu_gib": torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0,
         }
-        self._progress.note = f"loss {means['loss']:.3f}, {speed['images_per_second']:.0f} images/s"
+        self._progress.note(f"loss {means['loss']:.3f}, {speed['images_per_second']:.0f} images/s")
         self._add_row(trainer, "train", means | speed)
         self._start_clock()
 
@@ -186,9 +162,8 @@ class RunLog(Callback):
         self.rows.append(row)
         if self._writer is None:
             return
-        is_new = not self.path.exists()
         with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([self._columns, row] if is_new else [row])
+            file.write(csv_table([row]))
         for name, value in values.items():
             self._writer.add_scalar(f"speed/{name}" if name in SPEED else f"{name}/{split}", value, row[0])
         if split == "train":
@@ -200,16 +175,17 @@ class RunLog(Callback):
         column = self._columns.index(metric)
         return [(row[0], row[column]) for row in self.rows if row[2] == split and row[column] is not None]
 
-    def state_dict(self) -> dict[str, Any]:
-        self._reduce()  # Lightning calls this on all ranks
+    def state_dict(self) -> dict[str, Any]:  # Lightning calls this on all ranks
+        self._add_unreadable()
         return {
             "rows": self.rows,
             "unreadable": sorted(self.unreadable),
             "images": self.images_seen,
-            "sums": self._sums,
+            "sums": all_reduce_sum(*self._sums.tolist()),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.images_seen, self._sums = state["images"], list(state["sums"])
+        self.images_seen, self.rows = state["images"], state["rows"]
         self.unreadable = set(state["unreadable"])
-        self.rows = state["rows"]
+        if self._world.is_rank_zero:
+            self._sums = torch.tensor(state["sums"], dtype=torch.float64)

@@ -16,11 +16,7 @@ from lambdanets.training.recipe import TrainingRecipe
 
 
 def make_trainer(
-    recipe: TrainingRecipe,
-    folder: Path,
-    callbacks: list[Callback],
-    world: World,
-    accumulation_steps: int,
+    recipe: TrainingRecipe, folder: Path, callbacks: list[Callback], world: World, accumulation_steps: int
 ) -> Trainer:
     """Return a trainer with DDP under torchrun, otherwise on one GPU or the CPU."""
     _silence_lightning()
@@ -63,7 +59,6 @@ def _silence_lightning() -> None:
     for message in (
         ".*does not have many workers.*",
         ".*isinstance.treespec, LeafSpec.*",
-        ".*training_step. returned .None.*",  # a batch without readable images
         ".*Glyph .* missing from font.*",  # class names in scripts that the font of the figures does not support
         ".*find_unused_parameters=True was specified.*",
         ".*Grad strides do not match bucket view strides.*",  # channels_last weights

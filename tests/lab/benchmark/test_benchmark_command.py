@@ -87,7 +87,7 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, t
     reached = [row for row in results["rows"] if row["skip_reason"] != NOT_REACHED]
     assert {row["sizes"]["pass"] for row in reached} == {"inference"}
     assert f"interrupted; results so far are in {out}; resume with" in capsys.readouterr().out
-    assert "options (seed must be 0, got 7), since" in error_line(capsys, *arguments[1:], "--seed", "7")
+    assert "seed must be 0, got 7, since" in error_line(capsys, *arguments[1:], "--seed", "7")
     assert main(arguments) == 0
     resumed = json.loads((out / RESULTS).read_text())
     assert resumed["finished"]
