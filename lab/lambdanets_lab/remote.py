@@ -1,6 +1,7 @@
 """Shards at a URL: downloads with retries into a cache of the user. `lambdanets.data.shards` finds it by name."""
 
 import errno
+import itertools
 import os
 import sys
 import time
@@ -107,17 +108,13 @@ def _download(url: str, path: Path, shard: Shard) -> BinaryIO:
 
 def _with_retries(url: str, function: Callable[[], T]) -> T:
     """Call a function that reads from a URL, and retry after transient errors. Raises OSError."""
-    attempt = 1
-    while True:
+    for attempt in itertools.count(1):
         try:
             return function()
+        except FileNotFoundError:
+            raise
         except Exception as error:  # fsspec file systems raise exceptions of any type
-            if isinstance(error, FileNotFoundError):
-                raise
-            status = getattr(error, "status", None)
-            refused = isinstance(status, int) and 400 <= status < 500 and status not in _RETRIED_STATUSES
-            full = getattr(error, "errno", None) == errno.ENOSPC
-            if refused or full or isinstance(error, PermissionError | ImportError | ValueError):
+            if not _is_transient(error):
                 raise OSError(one_line(error)) from error
             if attempt == ATTEMPTS:
                 raise OSError(f"{one_line(error)} (tried {attempt} times)") from error
@@ -125,7 +122,14 @@ def _with_retries(url: str, function: Callable[[], T]) -> T:
             retry = f"retrying in {seconds:g} s ({attempt} of {ATTEMPTS - 1})"
             echo(f"{url}: {retry}: {one_line(error)}", file=sys.stderr)
         time.sleep(seconds)
-        attempt += 1
+    raise AssertionError
+
+
+def _is_transient(error: Exception) -> bool:
+    status = getattr(error, "status", None)
+    is_refused = isinstance(status, int) and 400 <= status < 500 and status not in _RETRIED_STATUSES
+    is_full = getattr(error, "errno", None) == errno.ENOSPC
+    return not (is_refused or is_full or isinstance(error, PermissionError | ImportError | ValueError))
 
 
 def _file_system(url: str) -> Any:

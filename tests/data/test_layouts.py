@@ -45,8 +45,6 @@ SPLITS = [
     "archive/seg_train/seg_train/a|b/.jpg archive/seg_test/seg_test/a|b/.jpg",
     "train|valid/images/a|b/.jpg",
     "images/train|valid/a|b/.jpg",
-    "a|b/train|test/.jpg",
-    "data/a|b/Train|Validation/.jpg",
 ]
 
 
@@ -95,6 +93,7 @@ def test_what_is_not_used_is_counted(
         ("train_1|train_2|val/cat|dog/.jpg", "train_1, train_2, val"),
         ("train_a|train_b|test_a|test_b/.jpg", "test_a, test_b, train_a, train_b"),
         ("val|test/.jpg", "test, val"),
+        ("a|b/train|test/.jpg", "test, train"),
         ("train|test1/.jpg", "test1, train"),
         ("new/new/train|valid/cat|dog/.jpg test/test/.jpg", "train, valid"),
         ("cat|dog/.jpg pets/pets/cat|dog/.jpg", "cat, dog"),

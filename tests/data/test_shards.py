@@ -90,7 +90,7 @@ def test_only_the_images_of_a_damaged_shard_are_unreadable(shards: Path) -> None
     [
         (b"9" * 5000, "class must be a number below 2, got b.9999"),
         (b"2", "number below 2, got b.2"),
-        (None, "no class"),
+        (None, "no .cls"),
     ],
 )
 def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: bytes | None, reason: str) -> None:

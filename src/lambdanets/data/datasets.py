@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from lambdanets.data.image_folders import ImageSet, find_splits
-from lambdanets.data.image_search import list_images
-from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
+from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, ImageSet, find_splits, parse_name
+from lambdanets.data.image_search import describe_suffix, is_image_name, list_images
+from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
 from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
-from lambdanets.data.tars import find_validation_tar, open_tar
+from lambdanets.data.tars import files_in_tar
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError, first_few
-from lambdanets.files import nfc
+from lambdanets.files import is_hidden, nfc
 from lambdanets.records import Seed, ValidationShare, check
 
 
@@ -171,16 +171,29 @@ def _open_files(data: str, path: Path) -> tuple[ImageSet, ImageSet | None]:
         )
     if path.is_dir():
         found = list_images(path)
-        files = [(file.relative_to(path), file) for file in found.paths]
-        return find_splits(str(path), files, found.left_out, ImageFiles)
+        return find_splits(str(path), [(file.relative_to(path), file) for file in found.paths], found.left_out)
     if path.suffix.lower() != ".tar":
         raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
-    train, validation = open_tar(path)
-    if validation is None and (tar := find_validation_tar(path)) is not None:
-        validation, inner = open_tar(tar)
+    train, validation = _open_tar(path)
+    if validation is None and (tar := _find_validation_tar(path)) is not None:
+        validation, inner = _open_tar(tar)
         if inner is not None:
             raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move one of them away")
     return train, validation
+
+
+def _open_tar(tar: Path) -> tuple[ImageSet, ImageSet | None]:
+    files = files_in_tar(tar)
+    left_out = Counter(describe_suffix(path) for path, _ in files if not is_image_name(path.name))
+    return find_splits(str(tar), [file for file in files if is_image_name(file[0].name)], left_out)
+
+
+def _find_validation_tar(train: Path) -> Path | None:
+    """Find the tar of the validation set beside that of the training set, by their names; None if there is none."""
+    role, rest = parse_name(train.stem)
+    tars = sorted(tar for tar in train.parent.iterdir() if tar.suffix.lower() == ".tar" and not is_hidden(tar.name))
+    wanted = [(other, rest if role else ()) for other in (VALIDATION, TEST) if role in ("", TRAIN)]
+    return next((tar for name in wanted for tar in tars if parse_name(tar.stem) == name and tar.is_file()), None)
 
 
 def _sum_left_out(*sets: ImageSet | None) -> Counter[str]:
@@ -214,19 +227,16 @@ def _divide(split: ImageSet, seed: int, **sizes: int) -> tuple[LabeledImages, La
     if isinstance(images, ShardedImages):
         if (count := len(images.shard_sizes)) < 2:
             raise InputError(f"{split.source} must have at least 2 shards to hold some out, got {count}")
-        first, second = train_test_split(range(count), random_state=seed, **sizes)
-        return images.select_shards(sorted(first)), images.select_shards(sorted(second))
+        parts = train_test_split(range(count), random_state=seed, **sizes)
+        return images.select_shards(sorted(parts[0])), images.select_shards(sorted(parts[1]))
     labels = [int(label) for label in images.labels]
-    for label, count in sorted(Counter(labels).items()):
-        if count < 2:
-            name = split.classes[label]
-            raise InputError(f"{split.source} must have at least 2 images per class to be divided, got 1 of '{name}'")
-    first, second = map(sorted, train_test_split(range(len(labels)), random_state=seed, stratify=labels, **sizes))
-    return _select(images, first, labels), _select(images, second, labels)
-
-
-def _select(images: LabeledImages, indices: Sequence[int], labels: Sequence[int]) -> SelectedImages:
-    return SelectedImages(images, indices, [labels[index] for index in indices])
+    label, count = min(Counter(labels).items(), key=lambda entry: entry[::-1])
+    if count < 2:
+        name = split.classes[label]
+        raise InputError(f"{split.source} must have at least 2 images per class to be divided, got 1 of '{name}'")
+    parts = map(sorted, train_test_split(range(len(labels)), random_state=seed, stratify=labels, **sizes))
+    first, second = (SelectedImages(images, part, [labels[index] for index in part]) for part in parts)
+    return first, second
 
 
 def _hold_out(split: ImageSet, fraction: float, seed: int) -> Splits:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.images import read_file, read_image
+from lambdanets.data.tars import TarMember
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -32,7 +33,12 @@ class LabeledImages:
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         """Decode an image (mode "L" or "RGB") and return it with its label. Raises UnreadableImage."""
-        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), int(self.labels[index])
+        label = self.label(index)
+        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), label
+
+    def label(self, index: int) -> int:
+        """Return the label of an image. Raises UnreadableImage."""
+        return int(self.labels[index])
 
     def file(self, index: int) -> tuple[bytes, str]:
         """Return the encoded bytes of an image and the suffix of their format. Raises UnreadableImage."""
@@ -47,16 +53,16 @@ class LabeledImages:
 
 @dataclass(frozen=True)
 class ImageFiles(LabeledImages):
-    """Images in files, one per file."""
+    """Images in files, which may be in a tar."""
 
-    paths: Sequence[Path]
+    files: Sequence[Path | TarMember]
     labels: Sequence[int]
 
     def file(self, index: int) -> tuple[bytes, str]:
-        return read_file(self.paths[index]), self.paths[index].suffix.lower()
+        return read_file(self.files[index]), self.files[index].suffix.lower()
 
     def name(self, index: int) -> str:
-        return str(self.paths[index])
+        return str(self.files[index])
 
 
 @dataclass(frozen=True)

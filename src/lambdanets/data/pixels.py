@@ -8,7 +8,6 @@ from PIL.ExifTags import Base
 
 _GRAY_MODES = {"1", "L", "LA", "La"}
 _CUT = ";16B"  # end of Pillow's raw modes of PNG files of which it keeps only the high byte of each sample
-_WHITE_IS_ZERO = 0  # TIFF's PhotometricInterpretation
 _CHUNK_ROWS = 1024  # rows that are converted to 8 bits at a time, to save memory
 _MAX_SAMPLE = 1_000_000  # pixels whose intensities are sorted by `stretch`
 # Where `stretch` puts the medians of background and objects if the background is dark, and the background if it is
@@ -39,9 +38,7 @@ def convert_image(image: Image.Image, channel: int | None = None, stretch: bool 
 def _deep_pixels(image: Image.Image) -> np.ndarray | None:
     """Return the pixels (H, W) or (H, W, 3) of an image with more than 8 bits; None for others."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        values = np.asarray(image)
-        tags = getattr(image, "tag_v2", {})
-        return invert(values) if tags.get(Base.PhotometricInterpretation) == _WHITE_IS_ZERO else values
+        return np.asarray(image)
     if max(getattr(image, "tag_v2", {}).get(Base.BitsPerSample, (8,))) > 8:
         raise ValueError("Pillow keeps only 8 bits of its colors; pass the path of the file instead")
     if not isinstance(image, ImageFile.ImageFile) or image.format != "PNG" or image.fp is None or not image.tile:
@@ -85,10 +82,10 @@ def _check_visible(max_alpha: float) -> None:
         raise ValueError("its alpha is 0 everywhere, so no pixel is visible; remove its alpha channel")
 
 
-def invert(values: np.ndarray, bits: int | None = None) -> np.ndarray:
-    """Return the intensities of an image in which 0 is white. bits: of an integer, by default those of its dtype."""
+def invert(values: np.ndarray, bits: int) -> np.ndarray:
+    """Return the intensities of an image in which 0 is white. bits: of an unsigned integer."""
     if values.dtype.kind == "u":
-        return (_white(values.dtype) if bits is None else 2**bits - 1) - values
+        return 2**bits - 1 - values
     return 1 - values if values.dtype.kind == "f" else ~values
 
 

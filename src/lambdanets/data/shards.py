@@ -3,24 +3,24 @@
 import contextlib
 import hashlib
 import importlib
-import io
+import itertools
+import operator
 import os
 import tarfile
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
-from PIL import Image
 from pydantic import Field
 
-from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.image_search import image_suffixes
+from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.order import WINDOW
-from lambdanets.data.tars import TarSamples, split_name
+from lambdanets.data.tars import tar_members
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
@@ -28,16 +28,8 @@ from lambdanets.records import parse_json
 SHARD_LIST = "shards.json"
 REMOTE_STORE = "lambdanets_lab.remote"  # module with `RemoteStore`, a `Store` at a URL
 UNLABELED = -1
-_RETRY_SECONDS = 300.0  # after which an unreadable shard is opened again
 _MAX_OPEN = 2 * WINDOW  # shards; two windows, because workers do not finish a window at the same time
 _Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into int64
-
-
-class _Unreadable(NamedTuple):
-    """Stands for a shard that could not be opened. retry_at: when it is opened again, in monotonic seconds."""
-
-    reason: str
-    retry_at: float
 
 
 @dataclass(frozen=True)
@@ -108,7 +100,7 @@ def read_list(store: Store) -> ShardList:
     try:
         content = store.read_list()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {_reason(error)}") from error
+        raise InputError(f"{path} cannot be read: {describe_error(error)}") from error
     return parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
 
 
@@ -149,8 +141,8 @@ class ShardedImages(LabeledImages):
         self._store = store
         self._shards = tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
-        # open shards, or the reasons why they are unreadable; the least recently used first
-        self._open_shards: OrderedDict[int, TarSamples | _Unreadable] = OrderedDict()
+        # by number, or the reasons why they are unreadable; the least recently used first
+        self._open_shards: OrderedDict[int, _OpenShard | str] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -168,9 +160,7 @@ class ShardedImages(LabeledImages):
     @property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # not an attribute: read on demand
         """The label of each image, int64 (n,). Reads all shards at each access. Raises UnreadableImage."""
-        if not self.classes:
-            return np.full(len(self), UNLABELED)
-        return np.array([self._label(*self._find(index)) for index in range(len(self))], np.int64)
+        return np.array([self.label(index) for index in range(len(self))], np.int64)
 
     @property
     def fingerprint(self) -> str:
@@ -178,13 +168,19 @@ class ShardedImages(LabeledImages):
         lines = "".join(f"{shard.images} {shard.sha256}\n" for shard in self._shards)
         return hashlib.sha256(f"{self.classes!r}\n{lines}".encode()).hexdigest()
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        label = self._label(*self._find(index)) if self.classes else UNLABELED
-        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), label
+    def label(self, index: int) -> int:
+        if not self.classes:
+            return UNLABELED
+        shard, position = self._find(index)
+        label = parse_class(content := shard.classes[position])
+        if label is None or label >= len(self.classes):
+            expected, got = f"a number below {len(self.classes)}", repr(content[:20]) if content else "no .cls"
+            raise UnreadableImage(self.name(index), f"its class must be {expected}, got {got}")
+        return label
 
     def file(self, index: int) -> tuple[bytes, str]:
         shard, position = self._find(index)
-        return shard.image(position), PurePosixPath(shard.names[position]).suffix.lower()
+        return shard.read(position), PurePosixPath(shard.names[position]).suffix.lower()
 
     def name(self, index: int) -> str:
         """The path or URL of the shard, and the name of the member, or the position in an unreadable shard."""
@@ -192,12 +188,12 @@ class ShardedImages(LabeledImages):
             shard, position = self._find(index)
         except UnreadableImage as error:
             return error.path
-        return shard.name(position)
+        return f"{shard.path}/{shard.names[position]}"
 
     def key(self, index: int) -> str:
         """Return the WebDataset key of an image. Raises UnreadableImage for an unreadable shard."""
         shard, position = self._find(index)
-        return split_name(shard.names[position])[0]
+        return _split_name(shard.names[position])[0]
 
     def select_shards(self, numbers: Sequence[int]) -> "ShardedImages":
         """Return the images of the shards with these numbers."""
@@ -210,40 +206,84 @@ class ShardedImages(LabeledImages):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open_shards": OrderedDict()}
 
-    def _find(self, index: int) -> tuple[TarSamples, int]:
+    def _find(self, index: int) -> tuple["_OpenShard", int]:
+        """Return the open shard of an image, and the image's position in it."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = int(np.searchsorted(self._ends, index, side="right"))
-        position = int(index - self._ends[number] + self._shards[number].images)
-        return self._open(number, position), position
-
-    def _open(self, number: int, position: int) -> TarSamples:
-        """Open a shard. position: of the image, for the error."""
         shard = self._shards[number]
-        path = self._store.path(shard.name)
-        samples = self._open_shards.get(number)
-        if samples is None or (isinstance(samples, _Unreadable) and time.monotonic() >= samples.retry_at):
+        path, position = self._store.path(shard.name), int(index - self._ends[number] + shard.images)
+        if number not in self._open_shards:
             try:
-                self._open_shards[number] = TarSamples(path, self._store.open(shard), shard.images)
-            except (tarfile.TarError, OSError) as error:
-                self._open_shards[number] = _Unreadable(_reason(error), time.monotonic() + _RETRY_SECONDS)
+                self._open_shards[number] = _OpenShard(path, self._store.open(shard), shard.images)
+            except (tarfile.TarError, OSError) as error:  # not tried again for each of its images
+                self._open_shards[number] = describe_error(error)
             if len(self._open_shards) > _MAX_OPEN:
                 self._open_shards.popitem(last=False)
         self._open_shards.move_to_end(number)
-        samples = self._open_shards[number]
-        if isinstance(samples, _Unreadable):
-            raise UnreadableImage(f"{path}, image {position}", samples.reason)
-        return samples
+        opened = self._open_shards[number]
+        if isinstance(opened, str):
+            raise UnreadableImage(f"{path}, image {position}", opened)
+        return opened, position
 
-    def _label(self, shard: TarSamples, position: int) -> int:
-        content = shard.classes[position]
-        if not content:
-            raise UnreadableImage(shard.name(position), "it has no class (.cls)")
-        label = parse_class(content)
-        if label is None or label >= len(self.classes):
-            expected = f"its class must be a number below {len(self.classes)}"
-            raise UnreadableImage(shard.name(position), f"{expected}, got {content[:20]!r}")
-        return label
+
+class _OpenShard:
+    """The index of an open shard. names, classes: as in `read_tar_samples`. path: for messages.
+
+    count: the expected number of images. Raises tarfile.TarError for another number, or an incomplete or invalid tar.
+    """
+
+    def __init__(self, path: str, file: BinaryIO, count: int) -> None:
+        self.path, self._file = path, file
+        self.names, self._spans, self.classes = read_tar_samples(file)
+        if len(self.names) != count:
+            raise tarfile.ReadError(f"it has {len(self.names)} images, not {count} as in {SHARD_LIST}")
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def read(self, position: int) -> bytes:
+        """Read the encoded image at a position in the shard."""
+        start, length = self._spans[position].tolist()
+        if hasattr(os, "pread"):  # forked workers share the position of the file
+            return os.pread(self._file.fileno(), length, start)
+        self._file.seek(start)  # on Windows, where no process is forked
+        return self._file.read(length)
+
+
+def read_tar_samples(file: BinaryIO) -> tuple[list[str], np.ndarray, list[bytes]]:
+    """Find the images of a WebDataset tar: their names, their starts and lengths, int64 (n, 2), and .cls members.
+
+    A .cls member that is missing is b"". Consecutive members with the same path up to the first dot of the file name
+    are one sample, of which the first image is used. Raises tarfile.TarError for an incomplete or invalid tar.
+    """
+    names: list[str] = []
+    spans: list[tuple[int, int]] = []
+    classes: list[bytes] = []
+    members = ((*_split_name(member.name), member) for member in tar_members(file))
+    for _, sample in itertools.groupby(filter(operator.itemgetter(0), members), operator.itemgetter(0)):
+        image, label = None, b""
+        for _, suffix, member in sample:
+            if suffix == "cls":
+                file.seek(member.offset_data)
+                label = file.read(member.size)
+            elif image is None and f".{suffix}" in image_suffixes():
+                image = member
+        if image is not None:
+            names.append(image.name)
+            spans.append((image.offset_data, image.size))
+            classes.append(label)
+    return names, np.array(spans, np.int64).reshape(-1, 2), classes
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Split a member name at the first dot of the file name into the key and the lower-case suffix.
+
+    Both are empty for hidden files and files without a dot, which do not belong to a sample.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    return (f"{folder}{slash}{stem}", suffix.lower()) if stem and dot else ("", "")
 
 
 def parse_class(content: bytes) -> int | None:
@@ -252,5 +292,6 @@ def parse_class(content: bytes) -> int | None:
     return int(text) if text.isdigit() and len(text) < 10 else None
 
 
-def _reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
+    """Describe in one line why a shard, or the list of them, cannot be read."""
     return "there is no such file" if isinstance(error, FileNotFoundError) else one_line(error)

@@ -4,23 +4,17 @@ import io
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
 from PIL import Image
 
-from lambdanets.data.coco.annotations import (
-    AnnotatedImage,
-    AnnotationProblems,
-    Annotations,
-    read_annotations,
-)
+from lambdanets.data.coco.annotations import AnnotatedImage, AnnotationProblems, Annotations, read_annotations
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles, SelectedImages
-from lambdanets.data.tars import TarImages, files_in_tar
+from lambdanets.data.tars import TarMember, files_in_tar
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
@@ -44,7 +38,7 @@ class InMemoryFiles:
 class AnnotatedImages:
     """Images with their annotations, in order of the image ids.
 
-    files: the encoded images in the same order: `ImageFiles`, `TarImages` or `InMemoryFiles`.
+    files: the encoded images in the same order: `ImageFiles` or `InMemoryFiles`.
     fingerprint: that of the annotations; of a subset, that of the whole set.
     stretch: whether images are stretched (see `to_8_bits`).
     """
@@ -98,56 +92,49 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     parsed = read_annotations(annotations)
     if not images.exists():
         raise InputError(f"'{images}' must be a folder or an uncompressed tar of images, got none of this name")
-    names = [str(PurePosixPath(image.name)) for image in parsed.images]
-    files: dict[str, Any]
+    files: dict[str, Path | TarMember]
     if images.is_dir():
         files = {path.relative_to(images).as_posix(): path for path in list_images(images, accepts=bool).paths}
     else:
         files = {str(path): member for path, member in files_in_tar(images)}
-    found = _match(names, files, images)
-    kept = tuple(image for image, name in zip(parsed.images, names, strict=True) if name in found)
-    missing = [image for image, name in zip(parsed.images, names, strict=True) if name not in found]
-    if 2 * len(missing) > len(names):  # the folder is of other images
+    matches = _match([str(PurePosixPath(image.name)) for image in parsed.images], files, images)
+    pairs = list(zip(parsed.images, matches, strict=True))
+    missing = [image for image, path in pairs if path is None]
+    if 2 * len(missing) > len(pairs):  # the folder is of other images
         raise InputError(
-            f"'{images}' must contain the {len(names)} images of '{annotations}', got {len(kept) or 'none'} of them; "
-            f"the first that is missing is '{missing[0].name}'"
+            f"'{images}' must contain the {len(pairs)} images of '{annotations}', got "
+            f"{len(pairs) - len(missing) or 'none'} of them; the first that is missing is '{missing[0].name}'"
         )
-    found_missing = {
-        "images dropped: their files are missing": [image.id for image in missing],
-        "annotations dropped: the files of their images are missing": [
-            obj.id for image in missing for obj in image.objects
-        ],
-    }
-    parsed.problems.update({problem: ids for problem, ids in found_missing.items() if ids})
-    parsed = replace(parsed, images=kept)
-    make_images = ImageFiles if images.is_dir() else partial(TarImages, images)
-    return AnnotatedImages(parsed, make_images([files[path] for path in found.values()], ()), parsed.fingerprint())
+    if missing:
+        parsed.problems["images dropped: their files are missing"] = [image.id for image in missing]
+    if dropped := [obj.id for image in missing for obj in image.objects]:
+        parsed.problems["annotations dropped: the files of their images are missing"] = dropped
+    parsed = replace(parsed, images=tuple(image for image, path in pairs if path is not None))
+    found = [files[path] for path in matches if path is not None]
+    return AnnotatedImages(parsed, ImageFiles(found, ()), parsed.fingerprint())
 
 
-def _match(names: Sequence[str], paths: Collection[str], source: Path) -> dict[str, str]:
-    """Find the path of each name in the annotations; names without one are left out. source: for error messages.
+def _match(names: Sequence[str], paths: Collection[str], source: Path) -> list[str | None]:
+    """Find the path of each name in the annotations; None if there is none. source: for error messages.
 
     A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends;
     the last two compare names in a form for all systems (see `_portable`).
     """
-    exact, by_suffix = set(paths), defaultdict(list)
+    by_suffix: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
         for suffix in _path_suffixes(path):
             by_suffix[suffix].append(path)
-    matches: dict[str, str] = {}
+    matches: list[str | None] = []
     for name in names:
-        suffixes = _path_suffixes(name)
-        found = [name] if name in exact else next((by_suffix[each] for each in suffixes if each in by_suffix), [])
+        suffixes = (suffix for suffix in _path_suffixes(name) if suffix in by_suffix)
+        found = [name] if name in paths else by_suffix.get(next(suffixes, ""), [])
         if len(found) > 1:
             raise InputError(f"'{source}' must have one file for '{name}', got {first_few(found)}")
-        if found:
-            matches[name] = found[0]
-    duplicates = [path for path, count in Counter(matches.values()).items() if count > 1]
-    if duplicates:
-        names_of_path = [name for name, path in matches.items() if path == duplicates[0]]
-        raise InputError(
-            f"'{source}' must have one file per image, got only '{duplicates[0]}' for {first_few(names_of_path)}"
-        )
+        matches.append(found[0] if found else None)
+    for match, count in Counter(filter(None, matches)).items():
+        if count > 1:
+            same = [name for name, path in zip(names, matches, strict=True) if path == match]
+            raise InputError(f"'{source}' must have one file per image, got only '{match}' for {first_few(same)}")
     return matches
 
 
