@@ -53,11 +53,10 @@ class RemoteStore(Store):
 
     def path(self, name: str) -> str:
         """The URL of a file."""
-        return f"{self._location}/{name}"
+        return f"{self.location}/{name}"
 
-    def read_list(self) -> bytes:
-        """Read shards.json. Raises OSError."""
-        url = self.path(SHARD_LIST)
+    def read(self, name: str) -> bytes:
+        url = self.path(name)
         return _with_retries(url, lambda: _file_system(url).cat_file(url))
 
     def open(self, shard: Shard) -> BinaryIO:

@@ -16,10 +16,8 @@ from lambdanets.data.shards import (
     ShardList,
     Store,
     describe_error,
-    is_url,
     open_store,
     parse_class,
-    read_list,
     read_tar_samples,
 )
 from lambdanets.errors import InputError, one_line
@@ -50,10 +48,9 @@ def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[s
     Returns the content of shards.json, and a message for each missing or damaged shard. Shards at a URL are downloaded
     again. Raises InputError if there is no shards.json.
     """
-    content = read_list(open_store(location))
+    store, content = open_store(location)
     with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache, ThreadPoolExecutor(threads) as pool:
-        store = Store(location)
-        if is_url(location):
+        if isinstance(store, RemoteStore):
             store = RemoteStore(location, Path(cache), 2 * threads * max(shard.bytes for shard in content.shards))
         problems = pool.map(partial(_check_shard, store), content.shards)  # hashing and reading release the GIL
         try:

@@ -67,7 +67,7 @@ def test_data_that_are_missing_or_without_classes_are_refused(tmp_path: Path, mo
         "all.tar.gz": r"a folder of images or an uncompressed \.tar, got",
         "pipe.tar": "uncompressed",
         "one": "got only 'cat'",
-        "rare": "got 1 of 'rare'",
+        "rare": "at least 2 images of .rare. to be divided, got 1",
     }.items():
         with pytest.raises(InputError, match=message):
             open_splits(data)
@@ -94,9 +94,9 @@ def test_subset_rejects_an_impossible_number_of_images() -> None:
 
 
 def test_all_images_of_a_set_without_validation_are_evaluated(tmp_path: Path) -> None:
-    found = open_evaluation_images(str(write_classes(tmp_path / "test", a=3, b=1)))
-    assert (len(found.images), found.classes) == (4, ("a", "b"))
-    assert found.source == f"all of {tmp_path / 'test'}, which has no validation split"
+    images, source, _ = open_evaluation_images(str(write_classes(tmp_path / "test", a=3, b=1)))
+    assert (len(images), images.classes) == (4, ("a", "b"))
+    assert source == f"all of {tmp_path / 'test'}, which has no validation split"
     write_classes(tmp_path / "both/train", a=3, b=2)
     write_classes(tmp_path / "both/val", a=1, b=1)
-    assert len(open_evaluation_images(str(tmp_path / "both")).images) == 2
+    assert len(open_evaluation_images(str(tmp_path / "both"))[0]) == 2

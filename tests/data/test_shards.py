@@ -98,7 +98,7 @@ def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: byte
     size = (tmp_path / "train-0.tar").stat().st_size
     shard = {"name": "train-0.tar", "images": 1, "bytes": size, "sha256": "0" * 64}
     (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "splits": {"train": [shard]}}))
-    splits, _ = open_shards(str(tmp_path))
+    splits = open_shards(str(tmp_path))
     with pytest.raises(UnreadableImage, match=reason):
         splits["train"].load(0)
 
@@ -115,7 +115,7 @@ def test_whole_shards_are_held_out_without_a_validation_split(shards: Path) -> N
         held_out.append(parts[1])
     assert held_out[0] != held_out[1]
     edit_list(shards, splits={"train": train[:1]})
-    with pytest.raises(InputError, match=r"at least 2 shards to hold some out, got 1"):
+    with pytest.raises(InputError, match=r"at least 2 shards to be divided, got 1"):
         open_splits(str(shards))
 
 

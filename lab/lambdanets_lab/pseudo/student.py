@@ -42,7 +42,7 @@ class PseudoLabeledImages:
 
     def __init__(self, location: str, folder: Path, classes: Sequence[str], *, soft: bool) -> None:
         selection = read_selection(folder)
-        images = open_shards(location)[0]["train"].without_labels()
+        images = open_shards(location)["train"].without_labels()
         class_index = {nfc(name): number for number, name in enumerate(classes)}
         if unknown := [name for name in selection.classes if nfc(name) not in class_index]:
             raise InputError(

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, ImageSet, find_splits, parse_name
+from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, find_splits, parse_name
 from lambdanets.data.image_search import describe_suffix, is_image_name, list_images
 from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
 from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
@@ -33,11 +34,15 @@ class Splits:
 
     train: LabeledImages
     validation: LabeledImages
-    classes: tuple[str, ...]
     source: str
     test: LabeledImages | None = None
     left_out: Mapping[str, int] = field(default_factory=dict)
     is_drawn: bool = False
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The class names."""
+        return self.train.classes
 
     @property
     def evaluated(self) -> LabeledImages:
@@ -46,24 +51,20 @@ class Splits:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the classes and of all file names and labels."""
-        return _fingerprint(self.classes, self.train, self.validation, *filter(None, [self.test]))
+        """A hash of the classes and of all file names and labels, or of the shards."""
+        return _fingerprint(self.train, self.validation, *filter(None, [self.test]))
 
     @property
     def held_out(self) -> str:
         """A hash of the classes, file names and labels of held-out images; "" if none were drawn."""
-        return _fingerprint(self.classes, self.evaluated) if self.is_drawn else ""
+        return _fingerprint(self.evaluated) if self.is_drawn else ""
 
 
-def _fingerprint(classes: tuple[str, ...], *sets: LabeledImages) -> str:
-    """Hash classes and all file names and labels, or the shards' hashes. Reads no images."""
-    digest = hashlib.sha256(repr(classes).encode())
+def _fingerprint(*sets: LabeledImages) -> str:
+    digest = hashlib.sha256(repr(sets[0].classes).encode())
     for images in sets:
-        if isinstance(images, ShardedImages):
-            digest.update(images.fingerprint.encode())
-            continue
-        for index, label in enumerate(images.labels):
-            digest.update(f"{Path(images.name(index)).name!r} {label}\n".encode())
+        for part in images.identity():
+            digest.update(part)
     return digest.hexdigest()
 
 
@@ -72,16 +73,15 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
 
     data: one of
       - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
-      - a folder with one sub-folder per class, or with class folders in a training and a validation or test split, or
-        with splits in each class folder (see `find_splits`); images outside class folders are left out;
+      - a folder with one sub-folder per class, or with class folders in a training and a validation or test split (see
+        `find_splits`); images outside class folders are left out;
       - a tar file of such folders; if it has no splits, a tar in the same folder whose name is that of a validation or
         test split, such as `val.tar`, is the validation set;
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards.py`);
       - a name with one of timm's prefixes "torch/" or "hfds/", such as "torch/mnist".
     root: the folder of a dataset with a timm prefix.
-    validation_share: fraction of the images that are held out for validation if the set has no validation set. They
-        are stratified by class and drawn with `seed`, independently of the order in the file system. For shards, the
-        fraction of the shards.
+    validation_share: fraction of the images, or of the shards, that are held out for validation if the set has no
+        validation set. Images are stratified by class and drawn with `seed`, independently of the order of the files.
 
     Images are decoded only for sets without random access. Raises InputError for a dataset that is missing, damaged,
     empty or has only one class, and for a validation class that training does not have. If images are held out, raises
@@ -89,28 +89,28 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     """
     check("validation_share", validation_share, ValidationShare)
     check("seed", seed, Seed)
-    train, validation = _open(data, root)
+    train, validation, left_out = _open(data, root)
     _check_classes(train)
     if validation is None:
-        return _hold_out(train, validation_share, seed)
-    if not len(validation.images):
+        return _hold_out(train, train.source, validation_share, seed, left_out=left_out, is_drawn=True)
+    if not len(validation):
         raise InputError(f"{validation.source} must have images, got none")
-    images = remap_labels(validation.images, validation.classes, train.classes, validation.source)
     source = f"{train.source} and {validation.source}"
-    return Splits(train.images, images, train.classes, source, left_out=_sum_left_out(train, validation))
+    return Splits(train, remap_labels(validation, train.classes), source, left_out=left_out)
 
 
-def open_evaluation_images(data: str, root: str | None = None) -> ImageSet:
+def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledImages, str, Counter[str]]:
     """Open the validation set of a dataset or, if it has none, all its images.
 
-    data, root: as for `open_splits`. Raises InputError for a dataset that is missing, damaged, empty or unlabeled.
+    data, root: as for `open_splits`. Returns also the source of the images, for messages, and the number of files that
+    are not used, by reason. Raises InputError for a dataset that is missing, damaged, empty or unlabeled.
     """
-    train, validation = _open(data, root)
-    split = train if validation is None else validation
-    if not split.classes or not len(split.images):
-        raise InputError(f"{split.source} must have {'images' if split.classes else 'labels'}, got none")
-    source = split.source if validation is not None else f"all of {split.source}, which has no validation split"
-    return replace(split, source=source, left_out=_sum_left_out(train, validation))
+    train, validation, left_out = _open(data, root)
+    images = train if validation is None else validation
+    if not images.classes or not len(images):
+        raise InputError(f"{images.source} must have {'images' if images.classes else 'labels'}, got none")
+    is_all = f"all of {images.source}, which has no validation split"
+    return images, is_all if validation is None else images.source, left_out
 
 
 def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
@@ -121,8 +121,8 @@ def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
     """
     if not fraction:
         return splits
-    new_splits = _hold_out(ImageSet(splits.train, splits.classes, splits.source), fraction, seed)
-    return replace(new_splits, test=splits.validation, left_out=splits.left_out, is_drawn=splits.is_drawn)
+    kept = {"test": splits.validation, "left_out": splits.left_out, "is_drawn": splits.is_drawn}
+    return _hold_out(splits.train, splits.source, fraction, seed, **kept)
 
 
 def subset(splits: Splits, count: int | None, seed: int) -> Splits:
@@ -140,31 +140,32 @@ def subset(splits: Splits, count: int | None, seed: int) -> Splits:
         raise InputError(
             f"training_images must be {available}, or {classes} (one per class) to {available - classes}, got {count}"
         )
-    kept, _ = _divide(ImageSet(splits.train, splits.classes, splits.source), seed, train_size=count)
+    kept, _ = _divide(splits.train, seed, train_size=count)
     source = f"{splits.source}, {count} of {available} training images drawn with seed {seed}"
     return replace(splits, train=kept, source=source)
 
 
-def _open(data: str, root: str | None) -> tuple[ImageSet, ImageSet | None]:
-    """Open a dataset as training and validation set; None if it has no validation set."""
+_Opened = tuple[LabeledImages, LabeledImages | None, Counter[str]]
+
+
+def _open(data: str, root: str | None) -> _Opened:
+    """Open the training and the validation set, or None, and count the files that are left out."""
     if root is not None and not is_timm_name(data):
         raise InputError(f"data_root is for timm datasets such as 'torch/cifar10', got data '{data}'")
     if data == "digits":
-        return _digits(), None
+        return _digits(), None, Counter()
     if is_timm_name(data):
-        (train, train_classes), (validation, classes) = open_timm_dataset(data, root)
-        return ImageSet(train, train_classes, f"{data} (train)"), ImageSet(validation, classes, "its validation split")
-    if is_sharded(data):
-        shards, classes = open_shards(data)
-        sets = {split: ImageSet(images, classes, f"the {split} shards of '{data}'") for split, images in shards.items()}
-        return sets["train"], sets.get("validation")
+        return *open_timm_dataset(data, root), Counter()
     try:
+        if is_sharded(data):
+            shards = open_shards(data)
+            return shards["train"], shards.get("validation"), Counter()
         return _open_files(data, Path(data))
     except OSError as error:
         raise InputError(f"cannot read the dataset '{data}': {error.strerror or error}") from error
 
 
-def _open_files(data: str, path: Path) -> tuple[ImageSet, ImageSet | None]:
+def _open_files(data: str, path: Path) -> _Opened:
     if not data or not path.exists():
         raise InputError(
             f"data must be 'digits', a folder, a .tar or a timm dataset, got '{data}', which does not exist"
@@ -174,15 +175,16 @@ def _open_files(data: str, path: Path) -> tuple[ImageSet, ImageSet | None]:
         return find_splits(str(path), [(file.relative_to(path), file) for file in found.paths], found.left_out)
     if path.suffix.lower() != ".tar":
         raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
-    train, validation = _open_tar(path)
+    train, validation, left_out = _open_tar(path)
     if validation is None and (tar := _find_validation_tar(path)) is not None:
-        validation, inner = _open_tar(tar)
+        validation, inner, also_left_out = _open_tar(tar)
         if inner is not None:
             raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move one of them away")
-    return train, validation
+        left_out += also_left_out
+    return train, validation, left_out
 
 
-def _open_tar(tar: Path) -> tuple[ImageSet, ImageSet | None]:
+def _open_tar(tar: Path) -> _Opened:
     files = files_in_tar(tar)
     left_out = Counter(describe_suffix(path) for path, _ in files if not is_image_name(path.name))
     return find_splits(str(tar), [file for file in files if is_image_name(file[0].name)], left_out)
@@ -196,75 +198,63 @@ def _find_validation_tar(train: Path) -> Path | None:
     return next((tar for name in wanted for tar in tars if parse_name(tar.stem) == name and tar.is_file()), None)
 
 
-def _sum_left_out(*sets: ImageSet | None) -> Counter[str]:
-    return sum((Counter(each.left_out) for each in sets if each is not None), Counter())
-
-
-def _digits() -> ImageSet:
+def _digits() -> LabeledImages:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    images = ImageArray(pixels, digits.target.tolist(), "digits")
-    return ImageSet(images, tuple("0123456789"), "scikit-learn's digits")
+    return ImageArray(pixels, digits.target.tolist(), "digits", tuple("0123456789"))
 
 
-def _check_classes(train: ImageSet) -> None:
-    if not len(train.images):
+def _check_classes(train: LabeledImages) -> None:
+    if not len(train):
         raise InputError(f"{train.source} must have images, got none")
-    is_used = isinstance(train.images, ShardedImages)  # to find the classes that are used, all shards would be read
-    present = train.classes if is_used else [train.classes[label] for label in sorted(set(train.images.labels))]
+    sharded = isinstance(train, ShardedImages)  # to find the classes that are used, all shards would be read
+    present = train.classes if sharded else [train.classes[label] for label in sorted(set(train.labels))]
     if len(present) < 2:
         got = f"only '{present[0]}'" if present else "images without classes"
         raise InputError(f"{train.source} must have images of at least 2 classes, got {got}")
 
 
-def _divide(split: ImageSet, seed: int, **sizes: int) -> tuple[LabeledImages, LabeledImages]:
+def _divide(images: LabeledImages, seed: int, **sizes: int) -> tuple[LabeledImages, LabeledImages]:
     """Divide images at random, stratified by class, or whole shards. sizes: train_size or test_size of scikit-learn."""
     from sklearn.model_selection import train_test_split
 
-    images = split.images
-    if isinstance(images, ShardedImages):
-        if (count := len(images.shard_sizes)) < 2:
-            raise InputError(f"{split.source} must have at least 2 shards to hold some out, got {count}")
-        parts = train_test_split(range(count), random_state=seed, **sizes)
-        return images.select_shards(sorted(parts[0])), images.select_shards(sorted(parts[1]))
-    labels = [int(label) for label in images.labels]
-    label, count = min(Counter(labels).items(), key=lambda entry: entry[::-1])
+    units = images.units()
+    label, count = min(Counter(units).items(), key=lambda entry: entry[::-1])
     if count < 2:
-        name = split.classes[label]
-        raise InputError(f"{split.source} must have at least 2 images per class to be divided, got 1 of '{name}'")
-    parts = map(sorted, train_test_split(range(len(labels)), random_state=seed, stratify=labels, **sizes))
-    first, second = (SelectedImages(images, part, [labels[index] for index in part]) for part in parts)
+        kind = f"images of '{images.classes[label]}'" if images.unit == "images" else images.unit
+        raise InputError(f"{images.source} must have at least 2 {kind} to be divided, got {count}")
+    stratify = units if images.unit == "images" else None
+    parts = train_test_split(range(len(units)), random_state=seed, stratify=stratify, **sizes)
+    first, second = (images.select_units(sorted(part)) for part in parts)
     return first, second
 
 
-def _hold_out(split: ImageSet, fraction: float, seed: int) -> Splits:
-    images = split.images
-    if isinstance(images, ShardedImages):
-        count, unit, smallest = len(images.shard_sizes), "shards", 1
-    else:
-        count, unit, smallest = len(images), "images", len(set(images.labels))  # at least one per class in both sets
-    num_held_out = min(max(math.ceil(fraction * count), smallest), count - smallest)
-    train, validation = _divide(split, seed, test_size=num_held_out)
-    source = f"{split.source}, {num_held_out} of {count} {unit} held out with seed {seed}"
-    return Splits(train, validation, split.classes, source, left_out=split.left_out, is_drawn=True)
+def _hold_out(images: LabeledImages, source: str, fraction: float, seed: int, **fields: Any) -> Splits:
+    """Return splits with held-out images for validation. source: of the whole dataset. fields: others of `Splits`."""
+    units = images.units()
+    smallest = len(set(units))  # at least one image of each class in both sets
+    count = min(max(math.ceil(fraction * len(units)), smallest), len(units) - smallest)
+    train, validation = _divide(images, seed, test_size=count)
+    source = f"{source}, {count} of {len(units)} {images.unit} held out with seed {seed}"
+    return Splits(train, validation, source, **fields)
 
 
-def remap_labels(images: LabeledImages, classes: Sequence[str], target: Sequence[str], source: str) -> LabeledImages:
-    """Convert labels that index `classes` to labels that index `target`, by class name.
+def remap_labels(images: LabeledImages, classes: Sequence[str]) -> LabeledImages:
+    """Convert the labels of a set to those that index `classes`, by class name.
 
-    Raises InputError, which names `source`, if an image has a class that is not in `target`.
+    Raises InputError if an image has a class that is not in `classes`.
     """
-    if tuple(classes) == tuple(target):
+    if images.classes == tuple(classes):
         return images
-    indices = {nfc(name): index for index, name in enumerate(target)}
-    used = {classes[label] for label in images.labels}
-    unknown = sorted(name for name in used if nfc(name) not in indices)
+    indices = {nfc(name): index for index, name in enumerate(classes)}
+    labels = [int(label) for label in images.labels]
+    unknown = sorted(name for name in {images.classes[label] for label in labels} if nfc(name) not in indices)
     if unknown:
         raise InputError(
-            f"classes of {source} must be among the {len(target)} of training "
-            f"({first_few(map(repr, target))}), got {first_few(map(repr, unknown))}"
+            f"classes of {images.source} must be among the {len(indices)} of training "
+            f"({first_few(map(repr, classes))}), got {first_few(map(repr, unknown))}"
         )
-    labels = [indices[nfc(classes[label])] for label in images.labels]
-    return SelectedImages(images, range(len(images)), labels)
+    new_labels = [indices[nfc(images.classes[label])] for label in labels]
+    return SelectedImages(images, range(len(images)), new_labels, tuple(classes), images.source)

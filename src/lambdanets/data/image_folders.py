@@ -2,15 +2,14 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any
 
 from lambdanets.data.image_search import describe_left_out
-from lambdanets.data.labeled_images import ImageFiles, LabeledImages
+from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.tars import TarMember
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
@@ -26,16 +25,6 @@ _WORD = re.compile(
     "|".join(f"(?P<{role}>{_NEUTRAL}?(?:{words}){_NEUTRAL}?)" for role, words in _ROLES.items())
     + f"|(?P<neutral>{_NEUTRAL}+)"
 )
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """Images with class names. source: for messages. left_out: number of files that are not used, by reason."""
-
-    images: LabeledImages
-    classes: tuple[str, ...]
-    source: str
-    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -80,11 +69,11 @@ def parse_name(name: str) -> tuple[str, tuple[str, ...]]:
 
 def find_splits(
     source: str, images: Iterable[tuple[PurePath, Path | TarMember]], left_out: Counter[str]
-) -> tuple[ImageSet, ImageSet | None]:
+) -> tuple[ImageFiles, ImageFiles | None, Counter[str]]:
     """Find the training and the validation set of a data set from the paths of its images.
 
     source: the data set, for messages. images: path in the data set, and image.
-    left_out: number of files that are left out already, by reason.
+    left_out: number of files that are left out already, by reason; those that are not used are added to the result.
 
     A folder that contains only one folder is skipped. Then its folders are splits (see `parse_name`) of class folders,
     or class folders with images anywhere in them. A training and a validation split are used; a test split is the
@@ -101,9 +90,9 @@ def find_splits(
     folders = _find_splits(root, source, unused) or [root]
     _check_classes(folders[0], source)
     train, *validation = (_make_set(folder, source) for folder in folders)
-    num_used = sum(len(each.images) for each in (train, *validation))
-    outside = Counter({"outside class folders": len(data.files) - num_used - unused.total()})
-    return replace(train, left_out=left_out + unused + outside), validation[0] if validation else None
+    outside = len(data.files) - sum(map(len, (train, *validation))) - unused.total()
+    left_out = left_out + unused + Counter({"outside class folders": outside})
+    return train, validation[0] if validation else None, left_out
 
 
 def _enter(folder: _Folder) -> _Folder:
@@ -116,34 +105,30 @@ def _enter(folder: _Folder) -> _Folder:
     return folder
 
 
-def _group_splits(folder: _Folder) -> list[dict[str, list[str]]]:
-    """Return the names of splits in a folder by role, for each group of them whose names have the same other words."""
-    groups: defaultdict[tuple[str, ...], defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+def _split_names(folder: _Folder) -> dict[str, list[str]]:
+    """Return the names of splits in a folder by role; none if there is not one for training and another."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
     for name in folder.folders:
-        role, rest = parse_name(name)
-        if role:
-            groups[rest][role].append(name)
-    return [dict(group) for group in groups.values() if TRAIN in group and len(group) > 1]
+        names[parse_name(name)[0]].append(name)
+    return names if TRAIN in names and names.keys() - {TRAIN, ""} else {}
 
 
 def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> list[_Folder]:
     """Return the training and, if there is one, the validation split in a folder; none if it has no splits."""
-    groups = _group_splits(root)
-    if len(groups) > 1:
-        raise _ambiguous(root, source)
-    if not groups:
-        roles, rests = map(set, zip(*map(parse_name, root.folders), strict=True))
-        is_train = [_enter(root.folders[name]).folders for name in root.folders if parse_name(name) == (TRAIN, ())]
-        if any(is_train) or ("" not in roles and len(roles) > 1 and len(rests) == 1):
+    names = _split_names(root)
+    if not names:
+        parsed = {name: parse_name(name) for name in root.folders}
+        roles = {role for role, _ in parsed.values()}
+        is_train = [_enter(root.folders[name]).folders for name in parsed if parsed[name] == (TRAIN, ())]
+        if any(is_train) or roles == {VALIDATION, TEST}:
             raise _ambiguous(root, source)
         return []
-    (group,) = groups
-    entered = {name: _enter(root.folders[name]) for name in chain.from_iterable(group.values())}
-    trains = [name for name in group[TRAIN] if len(entered[name].folders) > 1]
+    entered = {name: _enter(root.folders[name]) for role in (TRAIN, VALIDATION, TEST) for name in names.get(role, ())}
+    trains = [name for name in names[TRAIN] if len(entered[name].folders) > 1]
     classes = {name for train in trains for name in entered[train].folders}
     # a single folder of another name, such as "images", is not a class
     labeled = [name for name in entered if len(entered[name].folders) > 1 or entered[name].folders.keys() & classes]
-    validation, test = ([name for name in group.get(role, ()) if name in labeled] for role in (VALIDATION, TEST))
+    validation, test = ([name for name in names.get(role, ()) if name in labeled] for role in (VALIDATION, TEST))
     used = trains + (validation or test)
     if len(trains) != 1 or len(used) > 2:
         raise _ambiguous(root, source)
@@ -158,7 +143,7 @@ def _check_classes(root: _Folder, source: str) -> None:
     Archives often have a second copy of a data set in a folder next to its class folders.
     """
     for folder in root.walk():
-        if _group_splits(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
+        if _split_names(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
             raise _ambiguous(folder, source)
     inner = [set(_enter(folder).folders) for folder in root.folders.values() if not folder.has_images]
     inner = [names for names in inner if names]
@@ -175,8 +160,8 @@ def _ambiguous(root: _Folder, source: str) -> InputError:
     )
 
 
-def _make_set(folder: _Folder, source: str) -> ImageSet:
-    classes = sorted(folder.folders)
+def _make_set(folder: _Folder, source: str) -> ImageFiles:
+    classes = tuple(sorted(folder.folders))
     labeled = [(image, label) for label, name in enumerate(classes) for _, image in folder.folders[name].files]
-    images = ImageFiles([image for image, _ in labeled], [label for _, label in labeled])
-    return ImageSet(images, tuple(classes), "/".join((source, *folder.path)))
+    files, labels = [image for image, _ in labeled], [label for _, label in labeled]
+    return ImageFiles(files, labels, classes, "/".join((source, *folder.path)))

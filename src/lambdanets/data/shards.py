@@ -1,6 +1,5 @@
 """Random access to images in WebDataset shards: tars that are listed in shards.json."""
 
-import contextlib
 import hashlib
 import importlib
 import itertools
@@ -8,10 +7,10 @@ import operator
 import os
 import tarfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -69,15 +68,15 @@ class Store:
     """The files of shards in a folder."""
 
     def __init__(self, location: str) -> None:
-        self._location = location
+        self.location = location
 
     def path(self, name: str) -> str:
         """The path or URL of a file."""
-        return str(Path(self._location, name))
+        return str(Path(self.location, name))
 
-    def read_list(self) -> bytes:
-        """Read shards.json. Raises OSError."""
-        with open_regular(self.path(SHARD_LIST)) as file:
+    def read(self, name: str) -> bytes:
+        """Read a file. Raises OSError."""
+        with open_regular(self.path(name)) as file:
             return file.read()
 
     def open(self, shard: Shard) -> BinaryIO:
@@ -89,19 +88,15 @@ class Store:
         return file
 
 
-def open_store(location: str) -> Store:
-    """Return the store of a folder or URL."""
-    return importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else Store(location)
-
-
-def read_list(store: Store) -> ShardList:
-    """Read shards.json. Raises InputError if it cannot be read, or is invalid."""
+def open_store(location: str) -> tuple[Store, ShardList]:
+    """Open a folder or URL, and read its shards.json. Raises InputError if it cannot be read, or is invalid."""
+    store = importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else Store(location)
     path = store.path(SHARD_LIST)
     try:
-        content = store.read_list()
+        content = store.read(SHARD_LIST)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {describe_error(error)}") from error
-    return parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
+    return store, parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
 
 
 def is_url(location: str) -> bool:
@@ -111,21 +106,17 @@ def is_url(location: str) -> bool:
 
 
 def is_sharded(data: str) -> bool:
-    """Whether `data` is a folder with shards.json, or a URL."""
-    with contextlib.suppress(OSError):  # such as a name that is too long
-        return is_url(data) or (bool(data) and Path(data, SHARD_LIST).is_file())
-    return False
+    """Whether `data` is a folder with shards.json, or a URL. Raises OSError."""
+    return is_url(data) or (bool(data) and Path(data, SHARD_LIST).is_file())
 
 
-def open_shards(location: str) -> tuple[dict[str, "ShardedImages"], tuple[str, ...]]:
-    """Return the splits ("train", and "validation" if there is one) and the class names of shards.
+def open_shards(location: str) -> dict[str, "ShardedImages"]:
+    """Return the splits ("train", and "validation" if there is one) of shards in a folder or at a URL.
 
-    location: a folder or a URL. Only shards.json is read. Raises InputError if there is no shards.json.
+    Only shards.json is read. Raises InputError if there is none, or it is invalid.
     """
-    store = open_store(location)
-    content = read_list(store)
-    splits = {name: ShardedImages(store, shards, content.classes) for name, shards in content.splits.items()}
-    return splits, content.classes
+    store, content = open_store(location)
+    return {name: ShardedImages(store, shards, content.classes, name) for name, shards in content.splits.items()}
 
 
 class ShardedImages(LabeledImages):
@@ -133,12 +124,14 @@ class ShardedImages(LabeledImages):
 
     A shard is downloaded, opened and indexed on first use. The most recently used shards stay open. Instances can be
     pickled, and used in both processes after a fork. The images of an unreadable shard are unreadable. Without class
-    names, all images have the label UNLABELED.
+    names, all images have the label UNLABELED. split: name of the split, for messages.
     """
 
-    def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...]) -> None:
-        self.classes = classes
-        self._store = store
+    unit: ClassVar[str] = "shards"
+
+    def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...], split: str) -> None:
+        self.classes, self.source = classes, f"the {split} shards of '{store.location}'"
+        self._store, self._split = store, split
         self._shards = tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
         # by number, or the reasons why they are unreadable; the least recently used first
@@ -195,13 +188,19 @@ class ShardedImages(LabeledImages):
         shard, position = self._find(index)
         return _split_name(shard.names[position])[0]
 
-    def select_shards(self, numbers: Sequence[int]) -> "ShardedImages":
-        """Return the images of the shards with these numbers."""
-        return ShardedImages(self._store, [self._shards[number] for number in numbers], self.classes)
+    def units(self) -> list[int]:
+        return [0] * len(self._shards)
+
+    def select_units(self, numbers: Sequence[int]) -> "ShardedImages":
+        shards = [self._shards[number] for number in numbers]
+        return ShardedImages(self._store, shards, self.classes, self._split)
+
+    def identity(self) -> Iterator[bytes]:
+        yield self.fingerprint.encode()
 
     def without_labels(self) -> "ShardedImages":
         """Return the same images with the label UNLABELED, so that labels are not read."""
-        return ShardedImages(self._store, self._shards, ())
+        return ShardedImages(self._store, self._shards, (), self._split)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open_shards": OrderedDict()}
