@@ -13,14 +13,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
-from lambdanets.data.pixels import (
-    check_channel,
-    composite_on_white,
-    convert_image,
-    invert,
-    select_channel,
-    to_image,
-)
+from lambdanets.data.pixels import check_channel, convert_image, convert_pixels
 from lambdanets.data.tars import TarMember
 from lambdanets.errors import EXTRAS, InputError, one_line
 from lambdanets.files import open_regular
@@ -37,7 +30,7 @@ _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 _TIFF_HEADERS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _MAX_TIFF_BYTES = 2**31  # of the planes that are decoded
 _NUM_COLORS = {"RGB": 3, "YCBCR": 3, "CIELAB": 3, "SEPARATED": 4}  # by PhotometricInterpretation; others have 1
-_ASSOCIATED_ALPHA, _ALPHA = 1, 2  # ExtraSamples; the colors are multiplied by the former
+_ALPHAS = ((1,), (2,))  # ExtraSamples
 
 # Large images are either read or raise an error, and damaged metadata do not change pixels.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -97,10 +90,9 @@ def read_image(
             file.seek(0)  # as Pillow does
             is_tiff = file.read(4) in _TIFF_HEADERS
             file.seek(0)
-            content = _read_tiff(file, channel, check_size) if is_tiff else None
-            if content is not None:
-                pixels, orientation = content
-                image = to_image(pixels, stretch)
+            converted = _read_tiff(file, channel, stretch, check_size) if is_tiff else None
+            if converted is not None:
+                image, orientation = converted
             else:
                 with Image.open(file, formats=FORMATS) as stored:
                     check_size(*stored.size)
@@ -115,12 +107,12 @@ def read_image(
 
 
 def _read_tiff(
-    file: BinaryIO, channel: int | None, check_size: Callable[[int, int], None]
-) -> tuple[np.ndarray, int] | None:
-    """Return pixels (H, W) or (H, W, 3) and the orientation of a TIFF file with more than 8 bits, or several planes.
+    file: BinaryIO, channel: int | None, stretch: bool, check_size: Callable[[int, int], None]
+) -> tuple[Image.Image, int] | None:
+    """Return a TIFF image with more than 8 bits, or several planes, and its orientation.
 
-    None for one image of 8 bits, which Pillow reads. channel, and the errors: as in `read_image`. check_size: is called
-    with width and height before the pixels are decoded.
+    None for one image of 8 bits, which Pillow reads. check_size: is called with width and height before the pixels are
+    decoded. Other arguments and errors: as in `read_image`.
     """
     from tifffile import TiffFile
 
@@ -131,37 +123,38 @@ def _read_tiff(
             raise ValueError(f"its axes are {axes} of sizes {shape}, not those of an image")
         check_size(shape[axes.index("X")], shape[axes.index("Y")])
         num_planes = math.prod(side for side, axis in zip(shape, axes, strict=True) if axis not in "YX")
-        colors, extra = _NUM_COLORS.get(page.photometric.name, 1), page.extrasamples[:1]
-        has_alpha = extra in ((_ASSOCIATED_ALPHA,), (_ALPHA,)) or (colors == 3 and not extra)
+        colors, photometric = _NUM_COLORS.get(page.photometric.name, 1), page.photometric.name
+        has_alpha = page.extrasamples[:1] in _ALPHAS or (colors == 3 and not page.extrasamples)
         is_image = num_planes == page.samplesperpixel and (
             num_planes == colors or (num_planes == colors + 1 and (colors > 1 or has_alpha))
         )
         if is_image and series.dtype in (np.uint8, bool):
             return None
-        if is_image and channel is None and page.photometric.name not in ("RGB", "MINISBLACK", "MINISWHITE"):
-            raise ValueError(f"its {page.photometric.name} colors have more than 8 bits; convert it to RGB")
+        if is_image and photometric not in ("RGB", "MINISBLACK", "MINISWHITE"):
+            raise ValueError(f"its {photometric} colors have more than 8 bits; convert it to RGB")
         if not is_image and channel is None:
             planes = f"{num_planes} channels or planes (axes {axes}: {' x '.join(map(str, shape))})"
             raise ValueError(f"it has {planes}; choose one with --channel, in Python with channel=")
-        if channel is not None and not is_image:
+        if not is_image and channel is not None:
             check_channel(channel, num_planes)
         one_per_page = len(series.pages) == num_planes and page.shape == tuple(shape[axes.index(a)] for a in "YX")
         num_bytes = series.nbytes // num_planes if one_per_page else series.nbytes
         if num_bytes > _MAX_TIFF_BYTES:
             raise ValueError(f"it has {num_bytes / 2**30:.1f} GiB, more than {_MAX_TIFF_BYTES / 2**30:.0f} GiB")
         if one_per_page and not is_image:
-            pixels, channel = series.pages[channel].asarray(), None
+            pixels = series.pages[channel].asarray()
         else:
             order = [axes.index("Y"), axes.index("X"), *(i for i, axis in enumerate(axes) if axis not in "YX")]
             pixels = series.asarray().transpose(order)
             pixels = pixels.reshape(*pixels.shape[:2], num_planes)
-        if page.photometric.name == "MINISWHITE":
-            pixels = invert(pixels, page.bitspersample)
-        if is_image and has_alpha and num_planes > colors:
-            pixels = composite_on_white(pixels, extra == (_ASSOCIATED_ALPHA,))
-        elif is_image:
-            pixels = pixels[..., 0] if colors == 1 else pixels[..., :colors]
-        return select_channel(pixels, channel), int(page.tags.valueof(Base.Orientation, 1))
+            if is_image and num_planes > 1:
+                pixels = pixels[..., : num_planes if has_alpha else colors]
+            else:
+                pixels = pixels[..., channel or 0]
+        if photometric == "MINISWHITE":  # 0 is white
+            pixels = (2**page.bitspersample - 1 if pixels.dtype.kind == "u" else 1) - pixels
+        orientation = int(page.tags.valueof(Base.Orientation, 1))
+        return convert_pixels(pixels, channel if is_image else None, stretch), orientation
 
 
 def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:

@@ -87,9 +87,9 @@ class ImageFiles(LabeledImages):
 
 @dataclass(frozen=True)
 class ImageArray(LabeledImages):
-    """Gray images in one array `pixels`, uint8 (n, height, width)."""
+    """Gray images in memory. pixels: uint8 (n, height, width), or n arrays (height, width)."""
 
-    pixels: np.ndarray
+    pixels: Sequence[np.ndarray] | np.ndarray
     labels: Sequence[int]
     source: str
     classes: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ import pytest
 from coco_files import SQUARE, annotation, content, decode_mask, image, write
 
 from lambdanets.data.coco.annotations import Annotations, read_annotations
-from lambdanets.data.coco.segmentations import encode_rle
+from lambdanets.data.coco.masks import encode_rle
 from lambdanets.errors import InputError
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from lambdanets.data.coco.segmentations import NO_MASK, AnnotationError, box_and_area, pack_polygons, to_rle
+from lambdanets.data.coco.masks import NO_MASK, AnnotationError, box_and_area, pack_polygons, to_rle
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import encode_utf8, open_regular
 from lambdanets.records import adapter, reraise_as_input_error

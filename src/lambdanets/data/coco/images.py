@@ -1,16 +1,32 @@
-"""Annotated images: a COCO file with its images in a folder or a tar."""
+"""Annotated images: a COCO file with its images in a folder or a tar; and the images and targets of batches.
+
+Images of batches are float32 (3, H, W) in [0, 1], of different sizes. A target is a dict: in the training of detectors
+of boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, and masks (n, H, W) uint8; in their evaluation empty; for
+segmentation of the semantic mask (H, W) uint8.
+"""
 
 import io
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from PIL import Image
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.coco.annotations import AnnotatedImage, AnnotationProblems, Annotations, read_annotations
+from lambdanets.data.coco.annotations import (
+    AnnotatedImage,
+    AnnotationProblems,
+    Annotations,
+    Category,
+    read_annotations,
+)
+from lambdanets.data.coco.masks import to_cropped_mask
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles, SelectedImages
@@ -18,27 +34,18 @@ from lambdanets.data.tars import TarMember, files_in_tar
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
-
-@dataclass(frozen=True)
-class InMemoryFiles:
-    """Encoded images in memory. source: name of the set in messages."""
-
-    contents: Sequence[bytes]
-    names: Sequence[str]
-    source: str
-
-    def file(self, index: int) -> tuple[bytes, str]:
-        return self.contents[index], PurePosixPath(self.names[index]).suffix
-
-    def name(self, index: int) -> str:
-        return f"{self.source}/{self.names[index]}"
+Target = dict[str, Tensor]
+BACKGROUND = 0
+IGNORED = 255  # ignore_index of the loss; scores do not count these pixels either
+MAX_CATEGORIES = IGNORED - 1
+SEMANTIC_MASK = "semantic_mask"  # key in the targets of a batch
 
 
 @dataclass(frozen=True)
 class AnnotatedImages:
     """Images with their annotations, in order of the image ids.
 
-    files: the encoded images in the same order: `ImageFiles` or `InMemoryFiles`.
+    files: the encoded images in the same order, as a `LabeledImages` whose labels are not used.
     fingerprint: that of the annotations; of a subset, that of the whole set.
     stretch: whether images are stretched (see `to_8_bits`).
     """
@@ -60,7 +67,7 @@ class AnnotatedImages:
         """The image's name in messages: its path, or the path of the tar and the name in the tar."""
         return self.files.name(index)
 
-    def load(self, index: int) -> tuple[Image.Image, AnnotatedImage]:
+    def load(self, index: int) -> tuple[Image, AnnotatedImage]:
         """Decode an image (mode "L" or "RGB", in the orientation of its annotations); return it with its annotations.
 
         Raises UnreadableImage, also if its size is not the size in the annotations.
@@ -147,3 +154,64 @@ def _path_suffixes(path: str) -> list[str]:
     """Return the path, the path without its first folder, and so on until only the file name is left."""
     parts = _portable(path).split("/")
     return ["/".join(parts[start:]) for start in range(len(parts))]
+
+
+def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...]) -> AnnotatedImages:
+    """Open the validation set of the fields of a `CocoRecipe`.
+
+    Raises InputError if its categories differ from `categories`, or if the recipe does not name it.
+    """
+    if recipe.get("data") == "digits":
+        return open_with_categories("digits", "digits", categories)
+    data, images = recipe.get("validation_data"), recipe.get("validation_images") or recipe.get("images")
+    if data is None or images is None:
+        raise InputError("data and images must be given for a model that names no data, such as a file, got none")
+    return open_with_categories(data, images, categories)
+
+
+def open_with_categories(data: str, images: str, categories: tuple[Category, ...]) -> AnnotatedImages:
+    """Open an annotated set. Raises InputError if ids or names of its categories differ from `categories`."""
+    if data == "digits":
+        from lambdanets.data.coco.scattered_digits import open_digits  # here, because it imports this file
+
+        annotated = open_digits()[1]
+    else:
+        annotated = open_annotated(Path(data), Path(images))
+    found = annotated.annotations.categories
+    wanted, got = ([f"{nfc(each.name)!r} (id {each.id})" for each in several] for several in (categories, found))
+    if got != wanted:
+        unknown = next((name for name in got if name not in wanted), f"only {len(got)} of them")
+        raise InputError(
+            f"'{data}' must have the {len(wanted)} categories of training ({first_few(wanted)}), got {unknown}"
+        )
+    return annotated
+
+
+def load_image(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
+    """Return an image, and an empty target."""
+    return image_to_tensor(images.load(index)[0]), {}
+
+
+def image_to_tensor(image: Image) -> Tensor:
+    """Convert an image to a tensor, float32 (3, H, W) in [0, 1]."""
+    return transforms.to_dtype(transforms.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
+
+
+def make_semantic_mask(annotated: AnnotatedImage) -> np.ndarray:
+    """Return the class of each pixel, uint8 (H, W): 0 for background, i + 1 for category i, or IGNORED.
+
+    Where objects overlap, a pixel belongs to the object with the smallest annotated area or, if areas are equal, to the
+    last one in the file. Pixels of crowd regions are IGNORED, except where an object covers them.
+    """
+    classes = np.full((annotated.height, annotated.width), BACKGROUND, np.uint8)
+    for obj in sorted(annotated.objects, key=lambda obj: (not obj.crowd, -obj.area)):
+        top, left, mask = to_cropped_mask(obj.segmentation, annotated.height, annotated.width)
+        window = classes[top : top + mask.shape[0], left : left + mask.shape[1]]
+        window[mask] = IGNORED if obj.crowd else obj.category + 1
+    return classes
+
+
+def load_with_semantic_mask(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
+    """Load an image, float32 (3, H, W) in [0, 1], and its semantic mask."""
+    image, annotated = images.load(index)
+    return image_to_tensor(image), {SEMANTIC_MASK: torch.from_numpy(make_semantic_mask(annotated))}
