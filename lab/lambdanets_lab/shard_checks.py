@@ -15,10 +15,10 @@ from lambdanets.data.shards import (
     Shard,
     ShardList,
     Store,
+    TarSamples,
     describe_error,
     open_store,
     parse_class,
-    read_tar_samples,
 )
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import file_sha256, open_regular
@@ -37,9 +37,9 @@ def inspect_tar(path: Path) -> tuple[Shard, dict[str, bytes]]:
 
 
 def _inspect(name: str, file: BinaryIO) -> tuple[Shard, dict[str, bytes]]:
-    names, _, classes = read_tar_samples(file)
+    samples = TarSamples(name, file)
     digest, size = file_sha256(file), file.tell()
-    return Shard(name, len(names), size, digest), dict(zip(names, classes, strict=True))
+    return Shard(name, len(samples.names), size, digest), dict(zip(samples.names, samples.classes, strict=True))
 
 
 def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[str]]:

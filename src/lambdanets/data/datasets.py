@@ -29,7 +29,7 @@ class Splits:
     test: after `hold_out`, the original validation set. The final accuracy is measured on it, because the held-out
         images are used to select the weights.
     left_out: number of files that are not used, by reason.
-    is_drawn: whether the images of `evaluated` were held out, because the set has no validation set.
+    is_drawn: whether the images of `test`, or else of `validation`, were held out of a set without validation set.
     """
 
     train: LabeledImages
@@ -41,26 +41,21 @@ class Splits:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The class names."""
         return self.train.classes
-
-    @property
-    def evaluated(self) -> LabeledImages:
-        """The images on which the final accuracy is measured."""
-        return self.validation if self.test is None else self.test
 
     @property
     def fingerprint(self) -> str:
         """A hash of the classes and of all file names and labels, or of the shards."""
-        return _fingerprint(self.train, self.validation, *filter(None, [self.test]))
+        return fingerprint(self.train, self.validation, *filter(None, [self.test]))
 
     @property
     def held_out(self) -> str:
         """A hash of the classes, file names and labels of held-out images; "" if none were drawn."""
-        return _fingerprint(self.evaluated) if self.is_drawn else ""
+        return fingerprint(self.test or self.validation) if self.is_drawn else ""
 
 
-def _fingerprint(*sets: LabeledImages) -> str:
+def fingerprint(*sets: LabeledImages) -> str:
+    """Return a hash of the classes of the first set, and of the names and labels of all images."""
     digest = hashlib.sha256(repr(sets[0].classes).encode())
     for images in sets:
         for part in images.identity():
@@ -83,9 +78,8 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
     validation_share: fraction of the images, or of the shards, that are held out for validation if the set has no
         validation set. Images are stratified by class and drawn with `seed`, independently of the order of the files.
 
-    Images are decoded only for sets without random access. Raises InputError for a dataset that is missing, damaged,
-    empty or has only one class, and for a validation class that training does not have. If images are held out, raises
-    InputError for a class with 1 image or a set with 1 shard.
+    Images are not decoded. Raises InputError for a dataset that is missing, damaged, empty or has only one class, for a
+    validation class that training does not have, and for a class with 1 image or a set with 1 shard to be held out.
     """
     check("validation_share", validation_share, ValidationShare)
     check("seed", seed, Seed)
@@ -116,8 +110,7 @@ def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledI
 def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
     """Hold out a fraction of the training images for validation; the original validation set becomes the test set.
 
-    For sets in shards, whole shards are held out. A fraction of 0 returns the splits unchanged. Raises InputError for a
-    class with 1 image and for a set with 1 shard.
+    For sets in shards, whole shards are held out. A fraction of 0 changes nothing. Raises InputError as `open_splits`.
     """
     if not fraction:
         return splits
@@ -140,9 +133,9 @@ def subset(splits: Splits, count: int | None, seed: int) -> Splits:
         raise InputError(
             f"training_images must be {available}, or {classes} (one per class) to {available - classes}, got {count}"
         )
-    kept, _ = _divide(splits.train, seed, train_size=count)
+    train, _ = _divide(splits.train, seed, train_size=count)
     source = f"{splits.source}, {count} of {available} training images drawn with seed {seed}"
-    return replace(splits, train=kept, source=source)
+    return replace(splits, train=train, source=source)
 
 
 _Opened = tuple[LabeledImages, LabeledImages | None, Counter[str]]
@@ -168,7 +161,7 @@ def _open(data: str, root: str | None) -> _Opened:
 def _open_files(data: str, path: Path) -> _Opened:
     if not data or not path.exists():
         raise InputError(
-            f"data must be 'digits', a folder, a .tar or a timm dataset, got '{data}', which does not exist"
+            f"data must be 'digits', a folder, a .tar or a name of timm, got '{data}', which does not exist"
         )
     if path.is_dir():
         found = list_images(path)
@@ -179,7 +172,7 @@ def _open_files(data: str, path: Path) -> _Opened:
     if validation is None and (tar := _find_validation_tar(path)) is not None:
         validation, inner, also_left_out = _open_tar(tar)
         if inner is not None:
-            raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move one of them away")
+            raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move it away")
         left_out += also_left_out
     return train, validation, left_out
 

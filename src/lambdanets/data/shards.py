@@ -116,7 +116,59 @@ def open_shards(location: str) -> dict[str, "ShardedImages"]:
     Only shards.json is read. Raises InputError if there is none, or it is invalid.
     """
     store, content = open_store(location)
-    return {name: ShardedImages(store, shards, content.classes, name) for name, shards in content.splits.items()}
+    return {
+        split: ShardedImages(store, shards, content.classes, f"the {split} shards of '{location}'")
+        for split, shards in content.splits.items()
+    }
+
+
+class TarSamples:
+    """The images of an open WebDataset tar: their `names`, and their `classes` from .cls members, b"" if missing.
+
+    Consecutive members with the same path up to the first dot of the file name are one sample, of which the first image
+    is used. path: of the tar, for messages. Raises tarfile.TarError for an incomplete or invalid tar.
+    """
+
+    def __init__(self, path: str, file: BinaryIO) -> None:
+        self.path, self._file = path, file
+        self.names: list[str] = []
+        self.classes: list[bytes] = []
+        spans: list[tuple[int, int]] = []
+        members = ((*_split_name(member.name), member) for member in tar_members(file))
+        for _, sample in itertools.groupby(filter(operator.itemgetter(0), members), operator.itemgetter(0)):
+            image, label = None, b""
+            for _, suffix, member in sample:
+                if suffix == "cls":
+                    file.seek(member.offset_data)
+                    label = file.read(member.size)
+                elif image is None and f".{suffix}" in image_suffixes():
+                    image = member
+            if image is not None:
+                self.names.append(image.name)
+                self.classes.append(label)
+                spans.append((image.offset_data, image.size))
+        self._spans = np.array(spans, np.int64).reshape(-1, 2)
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def read(self, position: int) -> bytes:
+        """Read the encoded image at a position in the tar."""
+        start, length = self._spans[position].tolist()
+        if hasattr(os, "pread"):  # forked workers share the position of the file
+            return os.pread(self._file.fileno(), length, start)
+        self._file.seek(start)  # on Windows, where no process is forked
+        return self._file.read(length)
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Split a member name at the first dot of the file name into the key and the lower-case suffix.
+
+    Both are empty for hidden files and files without a dot, which do not belong to a sample.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    return (f"{folder}{slash}{stem}", suffix.lower()) if stem and dot else ("", "")
 
 
 class ShardedImages(LabeledImages):
@@ -124,18 +176,17 @@ class ShardedImages(LabeledImages):
 
     A shard is downloaded, opened and indexed on first use. The most recently used shards stay open. Instances can be
     pickled, and used in both processes after a fork. The images of an unreadable shard are unreadable. Without class
-    names, all images have the label UNLABELED. split: name of the split, for messages.
+    names, all images have the label UNLABELED.
     """
 
     unit: ClassVar[str] = "shards"
 
-    def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...], split: str) -> None:
-        self.classes, self.source = classes, f"the {split} shards of '{store.location}'"
-        self._store, self._split = store, split
-        self._shards = tuple(shards)
+    def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...], source: str) -> None:
+        self.classes, self.source = classes, source
+        self._store, self._shards = store, tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
         # by number, or the reasons why they are unreadable; the least recently used first
-        self._open_shards: OrderedDict[int, _OpenShard | str] = OrderedDict()
+        self._open_shards: OrderedDict[int, TarSamples | str] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -193,96 +244,41 @@ class ShardedImages(LabeledImages):
 
     def select_units(self, numbers: Sequence[int]) -> "ShardedImages":
         shards = [self._shards[number] for number in numbers]
-        return ShardedImages(self._store, shards, self.classes, self._split)
+        return ShardedImages(self._store, shards, self.classes, self.source)
 
     def identity(self) -> Iterator[bytes]:
         yield self.fingerprint.encode()
 
     def without_labels(self) -> "ShardedImages":
         """Return the same images with the label UNLABELED, so that labels are not read."""
-        return ShardedImages(self._store, self._shards, (), self._split)
+        return ShardedImages(self._store, self._shards, (), self.source)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open_shards": OrderedDict()}
 
-    def _find(self, index: int) -> tuple["_OpenShard", int]:
+    def _find(self, index: int) -> tuple[TarSamples, int]:
         """Return the open shard of an image, and the image's position in it."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = int(np.searchsorted(self._ends, index, side="right"))
-        shard = self._shards[number]
-        path, position = self._store.path(shard.name), int(index - self._ends[number] + shard.images)
+        position = int(index - self._ends[number] + self._shards[number].images)
         if number not in self._open_shards:
-            try:
-                self._open_shards[number] = _OpenShard(path, self._store.open(shard), shard.images)
-            except (tarfile.TarError, OSError) as error:  # not tried again for each of its images
-                self._open_shards[number] = describe_error(error)
+            self._open_shards[number] = self._open(self._shards[number])
             if len(self._open_shards) > _MAX_OPEN:
                 self._open_shards.popitem(last=False)
         self._open_shards.move_to_end(number)
-        opened = self._open_shards[number]
-        if isinstance(opened, str):
-            raise UnreadableImage(f"{path}, image {position}", opened)
-        return opened, position
+        samples = self._open_shards[number]
+        if isinstance(samples, str):
+            raise UnreadableImage(f"{self._store.path(self._shards[number].name)}, image {position}", samples)
+        return samples, position
 
-
-class _OpenShard:
-    """The index of an open shard. names, classes: as in `read_tar_samples`. path: for messages.
-
-    count: the expected number of images. Raises tarfile.TarError for another number, or an incomplete or invalid tar.
-    """
-
-    def __init__(self, path: str, file: BinaryIO, count: int) -> None:
-        self.path, self._file = path, file
-        self.names, self._spans, self.classes = read_tar_samples(file)
-        if len(self.names) != count:
-            raise tarfile.ReadError(f"it has {len(self.names)} images, not {count} as in {SHARD_LIST}")
-
-    def __del__(self) -> None:
-        self._file.close()
-
-    def read(self, position: int) -> bytes:
-        """Read the encoded image at a position in the shard."""
-        start, length = self._spans[position].tolist()
-        if hasattr(os, "pread"):  # forked workers share the position of the file
-            return os.pread(self._file.fileno(), length, start)
-        self._file.seek(start)  # on Windows, where no process is forked
-        return self._file.read(length)
-
-
-def read_tar_samples(file: BinaryIO) -> tuple[list[str], np.ndarray, list[bytes]]:
-    """Find the images of a WebDataset tar: their names, their starts and lengths, int64 (n, 2), and .cls members.
-
-    A .cls member that is missing is b"". Consecutive members with the same path up to the first dot of the file name
-    are one sample, of which the first image is used. Raises tarfile.TarError for an incomplete or invalid tar.
-    """
-    names: list[str] = []
-    spans: list[tuple[int, int]] = []
-    classes: list[bytes] = []
-    members = ((*_split_name(member.name), member) for member in tar_members(file))
-    for _, sample in itertools.groupby(filter(operator.itemgetter(0), members), operator.itemgetter(0)):
-        image, label = None, b""
-        for _, suffix, member in sample:
-            if suffix == "cls":
-                file.seek(member.offset_data)
-                label = file.read(member.size)
-            elif image is None and f".{suffix}" in image_suffixes():
-                image = member
-        if image is not None:
-            names.append(image.name)
-            spans.append((image.offset_data, image.size))
-            classes.append(label)
-    return names, np.array(spans, np.int64).reshape(-1, 2), classes
-
-
-def _split_name(name: str) -> tuple[str, str]:
-    """Split a member name at the first dot of the file name into the key and the lower-case suffix.
-
-    Both are empty for hidden files and files without a dot, which do not belong to a sample.
-    """
-    folder, slash, base = name.rpartition("/")
-    stem, dot, suffix = base.partition(".")
-    return (f"{folder}{slash}{stem}", suffix.lower()) if stem and dot else ("", "")
+    def _open(self, shard: Shard) -> TarSamples | str:
+        try:
+            samples = TarSamples(self._store.path(shard.name), self._store.open(shard))
+        except (tarfile.TarError, OSError) as error:
+            return describe_error(error)
+        count = len(samples.names)
+        return samples if count == shard.images else f"it has {count} images, not {shard.images} as in {SHARD_LIST}"
 
 
 def parse_class(content: bytes) -> int | None:

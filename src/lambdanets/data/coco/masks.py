@@ -15,10 +15,7 @@ import numpy as np
 from lambdanets.errors import explain_missing_extras
 
 NO_MASK = "annotations dropped: no segmentation, or one without pixels"
-_DAMAGED_POLYGON = (
-    "annotations dropped: polygons with fewer than 3 points, an odd number of coordinates, values that are not "
-    "numbers, or points far outside the image"
-)
+_DAMAGED_POLYGON = "annotations dropped: polygons with fewer than 3 points, damaged, or far outside the image"
 _DAMAGED_RLE = "annotations dropped: an RLE that is damaged or not of the image's size"
 
 
