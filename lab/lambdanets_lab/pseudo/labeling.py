@@ -96,7 +96,7 @@ def label_shards(
                     continue
                 start = time.monotonic()
                 remove_unfinished(out, table.name)
-                shard = images.select_units([index])
+                shard = images.select_shards([index])
                 # a shard whose images were all unreadable has no images
                 batches: AbstractContextManager[Any] = nullcontext(())
                 if len(shard):

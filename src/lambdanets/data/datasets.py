@@ -13,7 +13,7 @@ import numpy as np
 from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, find_splits, parse_name
 from lambdanets.data.image_search import describe_suffix, is_image_name, list_images
 from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
-from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
+from lambdanets.data.shards import SHARD_LIST, ShardedImages, is_url, open_shards
 from lambdanets.data.tars import files_in_tar
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError, first_few
@@ -58,8 +58,11 @@ def fingerprint(*sets: LabeledImages) -> str:
     """Return a hash of the classes of the first set, and of the names and labels of all images."""
     digest = hashlib.sha256(repr(sets[0].classes).encode())
     for images in sets:
-        for part in images.identity():
-            digest.update(part)
+        if isinstance(images, ShardedImages):
+            digest.update(images.fingerprint.encode())
+            continue
+        for index, label in enumerate(images.labels):
+            digest.update(f"{Path(images.name(index)).name!r} {label}\n".encode())
     return digest.hexdigest()
 
 
@@ -150,7 +153,7 @@ def _open(data: str, root: str | None) -> _Opened:
     if is_timm_name(data):
         return *open_timm_dataset(data, root), Counter()
     try:
-        if is_sharded(data):
+        if is_url(data) or (data and Path(data, SHARD_LIST).is_file()):
             shards = open_shards(data)
             return shards["train"], shards.get("validation"), Counter()
         return _open_files(data, Path(data))
@@ -209,28 +212,39 @@ def _check_classes(train: LabeledImages) -> None:
         raise InputError(f"{train.source} must have images of at least 2 classes, got {got}")
 
 
+def _unit_labels(images: LabeledImages) -> list[int]:
+    """Return the label of each unit in which a set is divided: of each image, or 0 for each shard."""
+    return [0] * len(images.shard_sizes) if isinstance(images, ShardedImages) else [int(each) for each in images.labels]
+
+
 def _divide(images: LabeledImages, seed: int, **sizes: int) -> tuple[LabeledImages, LabeledImages]:
     """Divide images at random, stratified by class, or whole shards. sizes: train_size or test_size of scikit-learn."""
     from sklearn.model_selection import train_test_split
 
-    units = images.units()
-    label, count = min(Counter(units).items(), key=lambda entry: entry[::-1])
+    labels, is_sharded = _unit_labels(images), isinstance(images, ShardedImages)
+    label, count = min(Counter(labels).items(), key=lambda entry: entry[::-1])
     if count < 2:
-        kind = f"images of '{images.classes[label]}'" if images.unit == "images" else images.unit
-        raise InputError(f"{images.source} must have at least 2 {kind} to be divided, got {count}")
-    stratify = units if images.unit == "images" else None
-    parts = train_test_split(range(len(units)), random_state=seed, stratify=stratify, **sizes)
-    first, second = (images.select_units(sorted(part)) for part in parts)
-    return first, second
+        unit = "shards" if is_sharded else f"images of '{images.classes[label]}'"
+        raise InputError(f"{images.source} must have at least 2 {unit} to be divided, got {count}")
+
+    def select(part: list[int]) -> LabeledImages:
+        if isinstance(images, ShardedImages):
+            return images.select_shards(part)
+        return SelectedImages(images, part, [labels[index] for index in part], images.classes, images.source)
+
+    stratify = None if is_sharded else labels
+    first, second = train_test_split(range(len(labels)), random_state=seed, stratify=stratify, **sizes)
+    return select(sorted(first)), select(sorted(second))
 
 
 def _hold_out(images: LabeledImages, source: str, fraction: float, seed: int, **fields: Any) -> Splits:
     """Return splits with held-out images for validation. source: of the whole dataset. fields: others of `Splits`."""
-    units = images.units()
-    smallest = len(set(units))  # at least one image of each class in both sets
-    count = min(max(math.ceil(fraction * len(units)), smallest), len(units) - smallest)
+    labels = _unit_labels(images)
+    smallest = len(set(labels))  # at least one image of each class in both sets
+    count = min(max(math.ceil(fraction * len(labels)), smallest), len(labels) - smallest)
     train, validation = _divide(images, seed, test_size=count)
-    source = f"{source}, {count} of {len(units)} {images.unit} held out with seed {seed}"
+    unit = "shards" if isinstance(images, ShardedImages) else "images"
+    source = f"{source}, {count} of {len(labels)} {unit} held out with seed {seed}"
     return Splits(train, validation, source, **fields)
 
 

@@ -1,11 +1,11 @@
 """Labeled images in files, in an array, or selected from another set; and their batches."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +23,11 @@ class LabeledImages:
     """A set of images with class indices. A subclass has `labels`, and `file`, or `load` if the images are in no files.
 
     labels: the class index of every image. classes: the class names. source: the set, for messages.
-
-    The set is divided in `unit`s, which are images, or whole shards.
     """
 
     labels: Sequence[int] | np.ndarray
     classes: tuple[str, ...]
     source: str
-    unit: ClassVar[str] = "images"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,20 +50,6 @@ class LabeledImages:
     def name(self, index: int) -> str:
         """The image's name in messages: its path, or the set and the index ("digits/17")."""
         return f"{self.source}/{index}"
-
-    def units(self) -> list[int]:
-        """The label of each unit; 0 if units have images of several classes."""
-        return [int(label) for label in self.labels]
-
-    def select_units(self, numbers: Sequence[int]) -> "LabeledImages":
-        """Return the set of the units with these numbers."""
-        labels = [self.label(number) for number in numbers]
-        return SelectedImages(self, numbers, labels, self.classes, self.source)
-
-    def identity(self) -> Iterator[bytes]:
-        """Yield what the fingerprint of the set depends on: file names and labels. Reads no images."""
-        for index, label in enumerate(self.labels):
-            yield f"{Path(self.name(index)).name!r} {label}\n".encode()
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import operator
 import os
 import tarfile
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO, ClassVar
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 from pydantic import Field
@@ -105,11 +105,6 @@ def is_url(location: str) -> bool:
     return bool(separator) and scheme.replace("+", "").isalnum()
 
 
-def is_sharded(data: str) -> bool:
-    """Whether `data` is a folder with shards.json, or a URL. Raises OSError."""
-    return is_url(data) or (bool(data) and Path(data, SHARD_LIST).is_file())
-
-
 def open_shards(location: str) -> dict[str, "ShardedImages"]:
     """Return the splits ("train", and "validation" if there is one) of shards in a folder or at a URL.
 
@@ -179,8 +174,6 @@ class ShardedImages(LabeledImages):
     names, all images have the label UNLABELED.
     """
 
-    unit: ClassVar[str] = "shards"
-
     def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...], source: str) -> None:
         self.classes, self.source = classes, source
         self._store, self._shards = store, tuple(shards)
@@ -239,15 +232,9 @@ class ShardedImages(LabeledImages):
         shard, position = self._find(index)
         return _split_name(shard.names[position])[0]
 
-    def units(self) -> list[int]:
-        return [0] * len(self._shards)
-
-    def select_units(self, numbers: Sequence[int]) -> "ShardedImages":
-        shards = [self._shards[number] for number in numbers]
-        return ShardedImages(self._store, shards, self.classes, self.source)
-
-    def identity(self) -> Iterator[bytes]:
-        yield self.fingerprint.encode()
+    def select_shards(self, numbers: Sequence[int]) -> "ShardedImages":
+        """Return the images of the shards with these numbers."""
+        return ShardedImages(self._store, [self._shards[number] for number in numbers], self.classes, self.source)
 
     def without_labels(self) -> "ShardedImages":
         """Return the same images with the label UNLABELED, so that labels are not read."""
