@@ -52,11 +52,13 @@ def test_duplicate_inputs_are_listed_once_in_order(tmp_path: Path, monkeypatch: 
     assert find_images(["b.png", "./", str(tmp_path / "b.png"), "*.png"]).paths == [Path("b.png"), Path("a.png")]
 
 
-def test_circular_links_of_folders_are_followed_once(tmp_path: Path) -> None:
+def test_circular_links_of_folders_are_refused(tmp_path: Path) -> None:
     touch(tmp_path, "a/x.png")
-    (tmp_path / "a/loop").symlink_to(tmp_path)
     (tmp_path / "b").symlink_to("a")
     assert find_images([str(tmp_path)]).paths == [tmp_path / "a/x.png", tmp_path / "b/x.png"]
+    (tmp_path / "a/loop").symlink_to(tmp_path / "a")
+    with pytest.raises(InputError, match="symbolic links"):
+        find_images([str(tmp_path)])
 
 
 @pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg"])

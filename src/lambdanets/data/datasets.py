@@ -131,11 +131,9 @@ def subset(splits: Splits, count: int | None, seed: int) -> Splits:
         return splits
     if isinstance(splits.train, ShardedImages):
         raise InputError(f"training_images must be None for shards ({splits.source}), got {count}")
-    classes = len(set(splits.train.labels))
+    classes = len(set(splits.train.labels))  # at least one image of each in both parts
     if not classes <= count <= available - classes:
-        raise InputError(
-            f"training_images must be {available}, or {classes} (one per class) to {available - classes}, got {count}"
-        )
+        raise InputError(f"training_images must be {available}, or {classes} to {available - classes}, got {count}")
     train, _ = _divide(splits.train, seed, train_size=count)
     source = f"{splits.source}, {count} of {available} training images drawn with seed {seed}"
     return replace(splits, train=train, source=source)
@@ -163,9 +161,7 @@ def _open(data: str, root: str | None) -> _Opened:
 
 def _open_files(data: str, path: Path) -> _Opened:
     if not data or not path.exists():
-        raise InputError(
-            f"data must be 'digits', a folder, a .tar or a name of timm, got '{data}', which does not exist"
-        )
+        raise InputError(f"data must be a folder, a .tar, 'digits' or a timm dataset, got '{data}', which is none")
     if path.is_dir():
         found = list_images(path)
         return find_splits(str(path), [(file.relative_to(path), file) for file in found.paths], found.left_out)
@@ -259,9 +255,7 @@ def remap_labels(images: LabeledImages, classes: Sequence[str]) -> LabeledImages
     labels = [int(label) for label in images.labels]
     unknown = sorted(name for name in {images.classes[label] for label in labels} if nfc(name) not in indices)
     if unknown:
-        raise InputError(
-            f"classes of {images.source} must be among the {len(indices)} of training "
-            f"({first_few(map(repr, classes))}), got {first_few(map(repr, unknown))}"
-        )
+        known, got = first_few(map(repr, classes)), first_few(map(repr, unknown))
+        raise InputError(f"classes of {images.source} must be the {len(indices)} of training ({known}), got {got}")
     new_labels = [indices[nfc(images.classes[label])] for label in labels]
     return SelectedImages(images, range(len(images)), new_labels, tuple(classes), images.source)

@@ -79,27 +79,22 @@ def _collect(files: Iterable[tuple[Path, str]]) -> FoundImages:
     return FoundImages([path for path, reason in files if not reason], left_out)
 
 
-def _search(
-    folder: Path, accepts: Callable[[str], bool], reason: str = "", above: tuple[str, ...] = ()
-) -> Iterator[tuple[Path, str]]:
+def _search(folder: Path, accepts: Callable[[str], bool], reason: str = "") -> Iterator[tuple[Path, str]]:
     """Yield each visible file in a folder and below, sorted by path, and why it is left out, or "".
 
-    reason: why all of them are left out, or "". above: the real paths of the folders above, to which links may lead.
+    reason: why all of them are left out, or "".
     """
-    real = os.path.realpath(folder)
-    if real in above:
-        return
     try:
         with os.scandir(folder) as entries:
             is_folder = {entry.name: entry.is_dir() for entry in entries if not is_hidden(entry.name)}
     except OSError as error:
         raise InputError(f"cannot read the folder '{error.filename}': {error.strerror}") from error
-    if above and not reason and is_output(is_folder.keys()):
+    if not reason and is_output(is_folder.keys()):
         reason = _describe_output(folder)
     for name in sorted(is_folder):
         path = folder / name
         if is_folder[name]:
-            yield from _search(path, accepts, reason, (*above, real))
+            yield from _search(path, accepts, reason)
         elif accepts(name):
             yield path, reason
         elif not reason:

@@ -28,7 +28,6 @@ FORMATS = (
 
 _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 _TIFF_HEADERS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_MAX_TIFF_BYTES = 2**31  # of the planes that are decoded
 _NUM_COLORS = {"RGB": 3, "YCBCR": 3, "CIELAB": 3, "SEPARATED": 4}  # by PhotometricInterpretation; others have 1
 _ALPHAS = ((1,), (2,))  # ExtraSamples
 
@@ -138,9 +137,6 @@ def _read_tiff(
         if not is_image and channel is not None:
             check_channel(channel, num_planes)
         one_per_page = len(series.pages) == num_planes and page.shape == tuple(shape[axes.index(a)] for a in "YX")
-        num_bytes = series.nbytes // num_planes if one_per_page else series.nbytes
-        if num_bytes > _MAX_TIFF_BYTES:
-            raise ValueError(f"it has {num_bytes / 2**30:.1f} GiB, more than {_MAX_TIFF_BYTES / 2**30:.0f} GiB")
         if one_per_page and not is_image:
             pixels = series.pages[channel].asarray()
         else:

@@ -98,9 +98,7 @@ def _range(pixels: np.ndarray) -> float:
     low, high = _limits(pixels)
     name, limit = ("floats", 1) if pixels.dtype.kind == "f" else ("integers", 65535)
     if not 0 <= low <= high <= limit:
-        raise ValueError(
-            f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; convert the images of the set to 8 or 16 bits"
-        )
+        raise ValueError(f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; convert it to 8 or 16 bits")
     return float(limit)
 
 

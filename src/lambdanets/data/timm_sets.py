@@ -1,7 +1,6 @@
 """Datasets that timm opens by a name with a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
 
 import contextlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,11 +63,9 @@ def open_timm_dataset(data: str, root: str | None) -> tuple[LabeledImages, Label
 def _open_split(data: str, root: str | None, split: str) -> LabeledImages:
     import timm.data
 
-    printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):  # timm prints the names of missing packages
-            # with an empty mode, timm does not convert images
-            items: Any = timm.data.create_dataset(data, root=root, split=split, input_img_mode="")
+        # with an empty mode, timm does not convert images
+        items: Any = timm.data.create_dataset(data, root=root, split=split, input_img_mode="")
         if hasattr(items, "reader"):
             items = items.reader
             labels = [int(label) for label in items.iter_targets()]
@@ -82,7 +79,6 @@ def _open_split(data: str, root: str | None, split: str) -> LabeledImages:
             classes = enumerate(getattr(items, "classes", ()))
             names = {index: name if isinstance(name, str) else ", ".join(name) for index, name in classes}
     except Exception as error:  # data sets raise exceptions of any type, and may have labels that are no classes
-        reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
-        raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {reason}") from error
+        raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {one_line(error)}") from error
     indices = range(max([-1, *names, *labels]) + 1)
     return IndexedImages(items, labels, tuple(names.get(index, str(index)) for index in indices), f"{data}/{split}")

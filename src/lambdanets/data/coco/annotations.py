@@ -179,9 +179,7 @@ def parse_annotations(encoded: bytes, path: Path) -> Annotations:
     indices = {category.id: index for index, category in enumerate(categories)}
     if unknown := sorted({entry.category_id for entry in content.annotations} - indices.keys()):
         # they are not dropped: if a tool counts from 0 and another from 1, the known ones are wrong, too
-        raise InputError(
-            f"'{path}' must have annotations of its {len(indices)} categories, got category_id {first_few(unknown)}"
-        )
+        raise InputError(f"'{path}' must have only annotations of its categories, got category_id {first_few(unknown)}")
     images = {image.id: image for image in sorted(content.images, key=lambda image: image.id)}
     objects: dict[int, list[Object]] = {number: [] for number in images}
     problems = AnnotationProblems()
@@ -195,10 +193,8 @@ def parse_annotations(encoded: bytes, path: Path) -> Annotations:
             problems.setdefault(problem, []).append(entry.id)
     dropped, total = problems.left_out["annotations"], len(content.annotations)
     if 2 * dropped > total:  # the file is not what it seems to be
-        raise InputError(
-            f"'{path}' must have mostly valid annotations, got {dropped} of {total} that cannot be used: "
-            f"{'; '.join(problems.lines())}"
-        )
+        got = f"{dropped} of {total} that cannot be used: {'; '.join(problems.lines())}"
+        raise InputError(f"'{path}' must have mostly valid annotations, got {got}")
     with_objects = (replace(image, objects=tuple(objects[number])) for number, image in images.items())
     return Annotations(tuple(categories), tuple(with_objects), problems)
 

@@ -108,10 +108,8 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     pairs = list(zip(parsed.images, matches, strict=True))
     missing = [image for image, path in pairs if path is None]
     if 2 * len(missing) > len(pairs):  # the folder is of other images
-        raise InputError(
-            f"'{images}' must contain the {len(pairs)} images of '{annotations}', got "
-            f"{len(pairs) - len(missing) or 'none'} of them; the first that is missing is '{missing[0].name}'"
-        )
+        got = f"{len(pairs) - len(missing) or 'none'} of them; the first that is missing is '{missing[0].name}'"
+        raise InputError(f"'{images}' must contain the {len(pairs)} images of '{annotations}', got {got}")
     if missing:
         parsed.problems["images dropped: their files are missing"] = [image.id for image in missing]
     if dropped := [obj.id for image in missing for obj in image.objects]:
@@ -180,9 +178,9 @@ def open_with_categories(data: str, images: str, categories: tuple[Category, ...
     found = annotated.annotations.categories
     wanted, got = ([f"{nfc(each.name)!r} (id {each.id})" for each in several] for several in (categories, found))
     if got != wanted:
-        unknown = next((name for name in got if name not in wanted), f"only {len(got)} of them")
+        different = first_few(sorted({*got} ^ {*wanted}))
         raise InputError(
-            f"'{data}' must have the {len(wanted)} categories of training ({first_few(wanted)}), got {unknown}"
+            f"'{data}' must have the {len(wanted)} categories of training, got a difference in {different}"
         )
     return annotated
 
