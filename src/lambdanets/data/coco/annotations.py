@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from lambdanets.data.coco.masks import NO_MASK, AnnotationError, box_and_area, pack_polygons, to_rle
+from lambdanets.data.coco.masks import NO_MASK, AnnotationError, box_and_area, to_rle
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import encode_utf8, open_regular
 from lambdanets.records import adapter, reraise_as_input_error
@@ -128,8 +128,6 @@ class Annotations:
 
 @dataclass(slots=True)
 class _Entry:
-    """An annotation in a file. segmentation: as returned by `pack_polygons`."""
-
     id: int
     image_id: int
     category_id: int
@@ -154,8 +152,7 @@ def read_annotations(path: Path) -> Annotations:
     truncated or not in this format, for duplicate ids or file names of images and categories, for a file without images
     or categories, for unknown categories, and if more than half of the annotations are dropped.
 
-    Time and memory are linear in the size of the file, since all masks are decoded once: a tenth of COCO's training set
-    takes 4 s and 120 MB.
+    Time is linear in the size of the file, since all masks are decoded once: a tenth of COCO's training set takes 4 s.
     """
     try:
         with open_regular(path) as file:
@@ -168,7 +165,7 @@ def read_annotations(path: Path) -> Annotations:
 def parse_annotations(encoded: bytes, path: Path) -> Annotations:
     """Parse the content of a COCO instances file, as `read_annotations` does. path: its path, for error messages."""
     with reraise_as_input_error(f"'{path}' must contain COCO instances"):
-        decoded = json.loads(encoded.decode("utf-8-sig"), object_hook=pack_polygons)
+        decoded = json.loads(encoded.decode("utf-8-sig"))
         # not strict, because pandas writes integers with missing values as floats
         content: _File = adapter(_File).validate_python(decoded)
     for section, key in (("categories", "id"), ("images", "id"), ("images", "name")):
