@@ -113,7 +113,7 @@ def _match(pattern: str, accepts: Callable[[str], bool]) -> Iterator[tuple[Path,
     for match in matches:
         if any(map(is_hidden, match.parts[num_fixed:])):
             continue
-        folders = [each for each in (match, *match.parents) if len(each.parts) >= num_fixed and each.is_dir()]
+        folders = (folder for folder in match.parents if len(folder.parts) >= num_fixed)
         reason = next(map(_describe_output, filter(is_output_folder, folders)), "")
         if match.is_dir():
             yield from _search(match, accepts, reason)
@@ -130,7 +130,7 @@ def describe_suffix(path: PurePath) -> str:
 
 def _describe_output(folder: PurePath) -> str:
     """Describe why images in an output folder of this package are left out."""
-    return f"in {folder.name}, the output of a command"
+    return f"in {folder.name or folder}, the output of a command"
 
 
 def describe_classes(classes: Sequence[str]) -> str:
