@@ -99,7 +99,7 @@ class Batches:
         batch_slice: BatchSlice | None = None,
         order: Order | None = None,
     ) -> None:
-        self._slice = batch_slice = batch_slice or BatchSlice()
+        batch_slice = batch_slice or BatchSlice()
         ranks, self.accumulation_steps = batch_slice.world_size, batch_slice.accumulation_steps
         if training and order is None:
             min_images = ranks * self.accumulation_steps * batch_slice.min_micro_batch
@@ -191,9 +191,9 @@ class Batches:
         Raises InputError if the steps per epoch differ because of it.
         """
         if state["steps_per_epoch"] != self.steps_per_epoch:
+            before, got = state["steps_per_epoch"], self.steps_per_epoch
             raise InputError(
-                f"steps per epoch must be {state['steps_per_epoch']}, as before, got {self.steps_per_epoch} "
-                f"with {self._slice.world_size} ranks and {self.accumulation_steps} accumulation steps; use fewer"
+                f"steps per epoch must be {before}, as before, got {got}; use fewer ranks or smaller parts"
             )
         self._num_yielded = state["steps"] * self.accumulation_steps
 

@@ -95,18 +95,11 @@ def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
 
 def _range(pixels: np.ndarray) -> float:
     """Return the intensity that becomes white without stretching. Raises ValueError if some are outside the range."""
-    low, high = _limits(pixels)
+    low, high = pixels.min(), pixels.max()
     name, limit = ("floats", 1) if pixels.dtype.kind == "f" else ("integers", 65535)
     if not 0 <= low <= high <= limit:
         raise ValueError(f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; convert it to 8 or 16 bits")
     return float(limit)
-
-
-def _limits(pixels: np.ndarray) -> tuple[float, float]:
-    """Return the smallest and the largest intensity; NaN if any is NaN."""
-    if pixels.dtype.kind not in "buif":
-        raise ValueError(f"its intensities must be integers or floats, got {pixels.dtype}")
-    return pixels.min().item(), pixels.max().item()
 
 
 def _stretching(pixels: np.ndarray) -> tuple[float, float, float]:
@@ -114,7 +107,7 @@ def _stretching(pixels: np.ndarray) -> tuple[float, float, float]:
 
     Pixels are divided into dark and bright ones by Otsu's threshold, which maximizes the variance between both.
     """
-    if not all(map(math.isfinite, _limits(pixels))):
+    if not np.isfinite([pixels.min(), pixels.max()]).all():
         raise ValueError("its intensities must be finite, got NaN or infinity")
     step = math.ceil(math.sqrt(math.prod(pixels.shape[:2]) / _MAX_SAMPLE))
     sample = pixels[::step, ::step].astype(np.float64)
