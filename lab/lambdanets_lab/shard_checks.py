@@ -10,16 +10,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
-from lambdanets.data.shards import (
-    SHARD_LIST,
-    Shard,
-    ShardList,
-    Store,
-    TarSamples,
-    describe_error,
-    open_store,
-    parse_class,
-)
+from lambdanets.data.images import describe_error
+from lambdanets.data.shards import SHARD_LIST, Shard, ShardList, Store, TarSamples, open_store, parse_class
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import file_sha256, open_regular
 from lambdanets.progress import track
@@ -68,7 +60,7 @@ def _check_shard(store: Store, shard: Shard) -> str:
         with store.open(shard) as file:
             found, _ = _inspect(shard.name, file)
     except (OSError, tarfile.TarError) as error:
-        return f"{path}: {describe_error(error)}"
+        return f"{path}: {describe_error(error, path)}"
     if found.sha256 != shard.sha256:
         return f"{path}: its SHA-256 differs from {SHARD_LIST}"
     return "" if found.images == shard.images else f"{path}: it has {found.images} images, not {shard.images}"

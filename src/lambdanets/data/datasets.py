@@ -169,9 +169,7 @@ def _open_files(data: str, path: Path) -> _Opened:
         raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
     train, validation, left_out = _open_tar(path)
     if validation is None and (tar := _find_validation_tar(path)) is not None:
-        validation, inner, also_left_out = _open_tar(tar)
-        if inner is not None:
-            raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move it away")
+        validation, _, also_left_out = _open_tar(tar)
         left_out += also_left_out
     return train, validation, left_out
 

@@ -102,7 +102,7 @@ def read_image(
         image.getexif()[Base.Orientation] = orientation
         return ImageOps.exif_transpose(image)
     except Exception as error:  # the decoders raise exceptions of many types for damaged files
-        raise UnreadableImage(name, _describe_error(error, source)) from error
+        raise UnreadableImage(name, describe_error(error, source)) from error
 
 
 def _read_tiff(
@@ -198,10 +198,11 @@ def read_file(file: Path | TarMember) -> bytes:
             opened.seek(start)
             return opened.read(length)
     except OSError as error:
-        raise UnreadableImage(str(path), _describe_error(error, path)) from error
+        raise UnreadableImage(str(path), describe_error(error, path)) from error
 
 
-def _describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
+def describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
+    """Describe in one line why a file cannot be read."""
     if isinstance(error, UnidentifiedImageError):
         with _open(source) as file:
             empty = file.seekable() and file.seek(0, os.SEEK_END) == 0

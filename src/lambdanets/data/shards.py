@@ -16,11 +16,11 @@ import numpy as np
 from pydantic import Field
 
 from lambdanets.data.image_search import image_suffixes
-from lambdanets.data.images import UnreadableImage
+from lambdanets.data.images import UnreadableImage, describe_error
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.order import WINDOW
 from lambdanets.data.tars import tar_members
-from lambdanets.errors import InputError, one_line
+from lambdanets.errors import InputError
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
 
@@ -95,7 +95,7 @@ def open_store(location: str) -> tuple[Store, ShardList]:
     try:
         content = store.read(SHARD_LIST)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {describe_error(error)}") from error
+        raise InputError(f"{path} cannot be read: {describe_error(error, path)}") from error
     return store, parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
 
 
@@ -260,10 +260,11 @@ class ShardedImages(LabeledImages):
         return samples, position
 
     def _open(self, shard: Shard) -> TarSamples | str:
+        path = self._store.path(shard.name)
         try:
-            samples = TarSamples(self._store.path(shard.name), self._store.open(shard))
+            samples = TarSamples(path, self._store.open(shard))
         except (tarfile.TarError, OSError) as error:
-            return describe_error(error)
+            return describe_error(error, path)
         count = len(samples.names)
         return samples if count == shard.images else f"it has {count} images, not {shard.images} as in {SHARD_LIST}"
 
@@ -272,8 +273,3 @@ def parse_class(content: bytes) -> int | None:
     """Parse the class index in a .cls member; None if it is invalid."""
     text = content.strip()
     return int(text) if text.isdigit() and len(text) < 10 else None
-
-
-def describe_error(error: Exception) -> str:
-    """Describe in one line why a shard, or the list of them, cannot be read."""
-    return "there is no such file" if isinstance(error, FileNotFoundError) else one_line(error)

@@ -19,13 +19,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.coco.annotations import (
-    AnnotatedImage,
-    AnnotationProblems,
-    Annotations,
-    Category,
-    read_annotations,
-)
+from lambdanets.data.coco.annotations import AnnotatedImage, AnnotationProblems, Annotations, Category, read_annotations
 from lambdanets.data.coco.masks import to_cropped_mask
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import UnreadableImage, read_image
