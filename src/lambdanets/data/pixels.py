@@ -85,7 +85,7 @@ def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
     """
     if not stretch and pixels.dtype in (np.uint8, bool):
         return pixels if pixels.dtype == np.uint8 else pixels.astype(np.uint8) * 255
-    low, scale, target = _stretching(pixels) if stretch else (0.0, 255 / _range(pixels), 0.0)
+    low, scale, target = _stretching(pixels) if stretch else (0.0, 255 / _white(pixels), 0.0)
     converted = np.empty(pixels.shape, np.uint8)
     for first in range(0, len(pixels), _CHUNK_ROWS):
         rows = np.s_[first : first + _CHUNK_ROWS]
@@ -93,7 +93,7 @@ def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
     return converted
 
 
-def _range(pixels: np.ndarray) -> float:
+def _white(pixels: np.ndarray) -> float:
     """Return the intensity that becomes white without stretching. Raises ValueError if some are outside the range."""
     low, high = pixels.min(), pixels.max()
     name, limit = ("floats", 1) if pixels.dtype.kind == "f" else ("integers", 65535)

@@ -116,8 +116,7 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
 def _match(names: Sequence[str], paths: Collection[str], source: Path) -> list[str | None]:
     """Find the path of each name in the annotations; None if there is none. source: for error messages.
 
-    A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends;
-    the last two compare names in a form for all systems (see `_portable`).
+    A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends.
     """
     by_suffix: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
@@ -137,14 +136,12 @@ def _match(names: Sequence[str], paths: Collection[str], source: Path) -> list[s
     return matches
 
 
-def _portable(name: str) -> str:
-    """Return a name with slashes instead of Windows' backslashes, percent-encoding decoded, in NFC and lower case."""
-    return nfc(unquote(name).replace("\\", "/")).casefold()
-
-
 def _path_suffixes(path: str) -> list[str]:
-    """Return the path, the path without its first folder, and so on until only the file name is left."""
-    parts = _portable(path).split("/")
+    """Return the path, the path without its first folder, and so on until only the file name is left.
+
+    They are in a form for all systems: slashes for backslashes, percent-encoding decoded, in NFC and lower case.
+    """
+    parts = nfc(unquote(path).replace("\\", "/")).casefold().split("/")
     return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
