@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from data.coco.coco_files import png
-from lambdanets.data.datasets import open_evaluation_images, open_splits, subset
+from lambdanets.data.datasets import open_evaluation_images, open_splits
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
 
@@ -77,20 +77,19 @@ def test_data_that_are_missing_or_without_classes_are_refused(tmp_path: Path, mo
         open_splits("digits", root="somewhere")
 
 
-def test_subset_of_training_images_is_stratified_and_keeps_validation(tmp_path: Path) -> None:
-    splits = open_splits(str(write_classes(tmp_path, a=30, b=10)), validation_share=0.5)
-    smaller = subset(splits, 8, seed=0)
+def test_training_images_are_stratified_and_keep_validation(tmp_path: Path) -> None:
+    folder = str(write_classes(tmp_path, a=30, b=10))
+    splits = open_splits(folder, validation_share=0.5)
+    smaller, again = (open_splits(folder, validation_share=0.5, training_images=8) for _ in range(2))
     assert Counter(smaller.train.labels) == {0: 6, 1: 2}
     assert names(smaller.validation) == names(splits.validation)
     assert set(names(smaller.train)) < set(names(splits.train))
-    assert names(subset(splits, 8, seed=0).train) == names(smaller.train) != names(subset(splits, 8, seed=1).train)
-    assert subset(splits, None, seed=0) is subset(splits, len(splits.train), seed=0) is splits
+    assert names(smaller.train) == names(again.train)
 
 
-def test_subset_rejects_an_impossible_number_of_images() -> None:
-    message = r"training_images must be 1437, or 10 to 1427, got 1430"
-    with pytest.raises(InputError, match=message):
-        subset(open_splits("digits"), 1430, seed=0)
+def test_an_impossible_number_of_training_images_is_refused() -> None:
+    with pytest.raises(InputError, match=r"training_images must be 1437, or 10 to 1427, got 1430"):
+        open_splits("digits", training_images=1430)
 
 
 def test_all_images_of_a_set_without_validation_are_evaluated(tmp_path: Path) -> None:

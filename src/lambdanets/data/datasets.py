@@ -4,9 +4,8 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +25,8 @@ class Splits:
     """A training and a validation set with the same class indices.
 
     source: the dataset, for messages.
-    test: after `hold_out`, the original validation set. The final accuracy is measured on it, because the held-out
-        images are used to select the weights.
+    test: if training images were held out, the original validation set. The final accuracy is measured on it, because
+        the held-out images are used to select the weights.
     left_out: number of files that are not used, by reason.
     is_drawn: whether the images of `test`, or else of `validation`, were held out of a set without validation set.
     """
@@ -35,9 +34,9 @@ class Splits:
     train: LabeledImages
     validation: LabeledImages
     source: str
-    test: LabeledImages | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    is_drawn: bool = False
+    test: LabeledImages | None
+    left_out: Mapping[str, int]
+    is_drawn: bool
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -66,7 +65,15 @@ def fingerprint(*sets: LabeledImages) -> str:
     return digest.hexdigest()
 
 
-def open_splits(data: str, *, root: str | None = None, validation_share: float = 0.2, seed: int = 0) -> Splits:
+def open_splits(
+    data: str,
+    *,
+    root: str | None = None,
+    validation_share: float = 0.2,
+    seed: int = 0,
+    hold_out: float = 0.0,
+    training_images: int | None = None,
+) -> Splits:
     """Open a dataset as a training and a validation set.
 
     data: one of
@@ -78,22 +85,41 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards.py`);
       - a name with one of timm's prefixes "torch/" or "hfds/", such as "torch/mnist".
     root: the folder of a dataset with a timm prefix.
-    validation_share: fraction of the images, or of the shards, that are held out for validation if the set has no
-        validation set. Images are stratified by class and drawn with `seed`, independently of the order of the files.
+    validation_share: fraction of the images that are held out for validation if the set has no validation set.
+    hold_out: fraction of the training images that become the validation set; the original one becomes the test set.
+    training_images: number of training images that are used, by default all. None for shards.
 
-    Images are not decoded. Raises InputError for a dataset that is missing, damaged, empty or has only one class, for a
-    validation class that training does not have, and for a class with 1 image or a set with 1 shard to be held out.
+    Images are drawn with `seed`, stratified by class and independently of the order of the files; for shards, whole
+    shards are drawn. No image is decoded. Raises InputError for a dataset that is missing, damaged, empty or has only
+    one class, for a validation class that training does not have, for a class with 1 image or a set with 1 shard to be
+    divided, and for more training images than there are, or fewer than classes.
     """
     check("validation_share", validation_share, ValidationShare)
     check("seed", seed, Seed)
     train, validation, left_out = _open(data, root)
     _check_classes(train)
+    source, test, is_drawn = train.source, None, validation is None
     if validation is None:
-        return _hold_out(train, train.source, validation_share, seed, left_out=left_out, is_drawn=True)
-    if not len(validation):
+        train, validation, source = _hold_out(train, source, validation_share, seed)
+    elif not len(validation):
         raise InputError(f"{validation.source} must have images, got none")
-    source = f"{train.source} and {validation.source}"
-    return Splits(train, remap_labels(validation, train.classes), source, left_out=left_out)
+    else:
+        source = f"{source} and {validation.source}"
+        validation = remap_labels(validation, train.classes)
+    if hold_out:
+        test = validation
+        train, validation, source = _hold_out(train, source, hold_out, seed)
+    available = len(train)
+    if training_images is not None and training_images != available:
+        if isinstance(train, ShardedImages):
+            raise InputError(f"training_images must be None for shards ({source}), got {training_images}")
+        fewest = len(set(train.labels))  # at least one image of each class in both parts
+        if not fewest <= training_images <= available - fewest:
+            expected = f"{available}, or {fewest} to {available - fewest}"
+            raise InputError(f"training_images must be {expected}, got {training_images}")
+        train, _ = _divide(train, seed, train_size=training_images)
+        source = f"{source}, {training_images} of {available} training images drawn with seed {seed}"
+    return Splits(train, validation, source, test, left_out, is_drawn)
 
 
 def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledImages, str, Counter[str]]:
@@ -108,35 +134,6 @@ def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledI
         raise InputError(f"{images.source} must have {'images' if images.classes else 'labels'}, got none")
     is_all = f"all of {images.source}, which has no validation split"
     return images, is_all if validation is None else images.source, left_out
-
-
-def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
-    """Hold out a fraction of the training images for validation; the original validation set becomes the test set.
-
-    For sets in shards, whole shards are held out. A fraction of 0 changes nothing. Raises InputError as `open_splits`.
-    """
-    if not fraction:
-        return splits
-    kept = {"test": splits.validation, "left_out": splits.left_out, "is_drawn": splits.is_drawn}
-    return _hold_out(splits.train, splits.source, fraction, seed, **kept)
-
-
-def subset(splits: Splits, count: int | None, seed: int) -> Splits:
-    """Return splits with `count` training images, stratified by class and drawn with `seed`; with all if None.
-
-    Raises InputError for a count above the number of images or below the number of classes, and for sets in shards.
-    """
-    available = len(splits.train)
-    if count is None or count == available:
-        return splits
-    if isinstance(splits.train, ShardedImages):
-        raise InputError(f"training_images must be None for shards ({splits.source}), got {count}")
-    classes = len(set(splits.train.labels))  # at least one image of each in both parts
-    if not classes <= count <= available - classes:
-        raise InputError(f"training_images must be {available}, or {classes} to {available - classes}, got {count}")
-    train, _ = _divide(splits.train, seed, train_size=count)
-    source = f"{splits.source}, {count} of {available} training images drawn with seed {seed}"
-    return replace(splits, train=train, source=source)
 
 
 _Opened = tuple[LabeledImages, LabeledImages | None, Counter[str]]
@@ -231,15 +228,16 @@ def _divide(images: LabeledImages, seed: int, **sizes: int) -> tuple[LabeledImag
     return select(sorted(first)), select(sorted(second))
 
 
-def _hold_out(images: LabeledImages, source: str, fraction: float, seed: int, **fields: Any) -> Splits:
-    """Return splits with held-out images for validation. source: of the whole dataset. fields: others of `Splits`."""
+def _hold_out(
+    images: LabeledImages, source: str, fraction: float, seed: int
+) -> tuple[LabeledImages, LabeledImages, str]:
+    """Return images without those that are held out, the latter, and the source of the dataset with their number."""
     labels = _unit_labels(images)
     smallest = len(set(labels))  # at least one image of each class in both sets
     count = min(max(math.ceil(fraction * len(labels)), smallest), len(labels) - smallest)
-    train, validation = _divide(images, seed, test_size=count)
     unit = "shards" if isinstance(images, ShardedImages) else "images"
     source = f"{source}, {count} of {len(labels)} {unit} held out with seed {seed}"
-    return Splits(train, validation, source, **fields)
+    return *_divide(images, seed, test_size=count), source
 
 
 def remap_labels(images: LabeledImages, classes: Sequence[str]) -> LabeledImages:
