@@ -41,12 +41,11 @@ class UnreadableImage(InputError):  # noqa: N818 - it describes the image
     """An image cannot be read. path: its file, or the name of an image in memory. reason: the cause."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"cannot read the image {path}: {reason}")
-        self.path = path
-        self.reason = reason
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
 
-    def __reduce__(self) -> tuple[type["UnreadableImage"], tuple[str, str]]:
-        return type(self), (self.path, self.reason)  # by default, pickle would only keep the message
+    def __str__(self) -> str:
+        return f"cannot read the image {self.path}: {self.reason}"
 
 
 def read_image(

@@ -16,7 +16,6 @@ from lambdanets.files import encode_utf8, open_regular
 from lambdanets.records import adapter, reraise_as_input_error
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
-Name = Annotated[str, Field(min_length=1)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _MAX_DIFFERENCE = 2  # pixels, from rounding and tracing, between the sides of a box and of its mask
 _UNKNOWN_IMAGE = "annotations dropped: no image has their image_id"
@@ -28,7 +27,7 @@ class Category:
     """A COCO category: its id in the file and its name."""
 
     id: int
-    name: Name
+    name: Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
