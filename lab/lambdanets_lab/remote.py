@@ -1,7 +1,6 @@
 """Shards at a URL: downloads with retries into a cache of the user. `lambdanets.data.shards` finds it by name."""
 
 import errno
-import itertools
 import os
 import sys
 import time
@@ -107,7 +106,8 @@ def _download(url: str, path: Path, shard: Shard) -> BinaryIO:
 
 def _with_retries(url: str, function: Callable[[], T]) -> T:
     """Call a function that reads from a URL, and retry after transient errors. Raises OSError."""
-    for attempt in itertools.count(1):
+    attempt = 1
+    while True:
         try:
             return function()
         except FileNotFoundError:
@@ -121,7 +121,7 @@ def _with_retries(url: str, function: Callable[[], T]) -> T:
             retry = f"retrying in {seconds:g} s ({attempt} of {ATTEMPTS - 1})"
             echo(f"{url}: {retry}: {one_line(error)}", file=sys.stderr)
         time.sleep(seconds)
-    raise AssertionError
+        attempt += 1
 
 
 def _is_transient(error: Exception) -> bool:
