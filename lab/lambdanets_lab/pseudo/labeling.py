@@ -71,7 +71,7 @@ def label_shards(
     check("max_unreadable", max_unreadable, NonNegativeInt)
     source = find_weights(teacher)
     classifier = load_one_of((Classifier,), source, device)
-    images = open_shards(location)[0]["train"].without_labels()
+    images = open_shards(location)["train"].without_labels()
     description = {
         "model": classifier.card.model,
         "weights": source.sha256(),

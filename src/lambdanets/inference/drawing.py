@@ -12,8 +12,8 @@ from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import draw_bounding_boxes
 
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import BACKGROUND, IGNORED
-from lambdanets.data.coco.segmentations import to_cropped_mask
+from lambdanets.data.coco.images import BACKGROUND, IGNORED
+from lambdanets.data.coco.masks import to_cropped_mask
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.terminal import printable

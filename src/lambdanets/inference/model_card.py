@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import Field
 
-from lambdanets.data.coco.loader import MAX_CATEGORIES
+from lambdanets.data.coco.images import MAX_CATEGORIES
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.inference.architecture import Architecture, DetectorArchitecture, Normalization

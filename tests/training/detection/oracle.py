@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from data.coco.coco_files import decode_mask
-from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.coco.images import image_to_tensor
 
 
 class Oracle(nn.Module):

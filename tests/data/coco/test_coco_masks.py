@@ -6,7 +6,7 @@ import pytest
 from coco_files import SQUARE, annotation, content, decode_mask, image, write
 
 from lambdanets.data.coco.annotations import Object, read_annotations
-from lambdanets.data.coco.segmentations import encode_rle, masks_api, to_cropped_mask
+from lambdanets.data.coco.masks import encode_rle, masks_api, to_cropped_mask
 from lambdanets.errors import InputError
 
 HEIGHT, WIDTH = 40, 23
