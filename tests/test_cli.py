@@ -28,7 +28,7 @@ def test_train_prints_classes_and_left_out_files_first_and_top1_last(two_classes
 def test_model_options_are_merged_into_those_of_the_recipe(two_classes, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "from lambdanets.tasks.classification.recipe import ClassificationRecipe\n"
+        "from lambdanets.tasks.recipes import ClassificationRecipe\n"
         "recipe = ClassificationRecipe(model='lambda_resnet20_small', image_size=8, epochs=1, batch_size=8, "
         "model_options={'scope': 7, 'heads': 2})"
     )
@@ -124,7 +124,7 @@ def test_resuming_a_finished_run_prints_its_result(quick_run, capsys):
 def test_recipe_options_are_kept_for_another_model_that_has_them(model, kept, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "from lambdanets.tasks.classification.recipe import ClassificationRecipe\n"
+        "from lambdanets.tasks.recipes import ClassificationRecipe\n"
         "recipe = ClassificationRecipe(model='resnet50_lambda', model_options={'pattern': 'CCLL'})\n"
     )
     command = parse_train_command([str(file), "--model", model])

@@ -10,7 +10,7 @@ from lambdanets.inference.loading import load
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.classification.task import ClassificationTask, build_model
+from lambdanets.tasks.classification import ClassificationTask, build_model
 from lambdanets.training import run
 from training.runs import load_weights
 from training.teachers import write_teacher

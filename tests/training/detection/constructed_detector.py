@@ -23,9 +23,9 @@ from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import METRICS, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.coco.task import open_datasets
-from lambdanets.tasks.detection.recipe import DetectionRecipe
-from lambdanets.tasks.detection.task import build_model
+from lambdanets.tasks.coco import open_datasets
+from lambdanets.tasks.detection import build_model
+from lambdanets.tasks.recipes import DetectionRecipe
 from training.detection.tiny_detection import (
     NUM_TRAINING_IMAGES,
     NUM_VALIDATION_IMAGES,

@@ -12,7 +12,7 @@ from torchvision.models.detection.roi_heads import project_masks_on_boxes
 from data.coco import coco_files
 from lambdanets.data.coco.annotations import parse_annotations
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
-from lambdanets.tasks.detection.task import augment
+from lambdanets.tasks.detection import augment
 
 RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)
 

@@ -7,8 +7,8 @@ from torch import nn
 from lambdanets.data.batches import Batch
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
-from lambdanets.tasks.coco.task import open_datasets
-from lambdanets.tasks.detection.task import DetectionTask, build_model
+from lambdanets.tasks.coco import open_datasets
+from lambdanets.tasks.detection import DetectionTask, build_model
 from lambdanets.training.module import TrainingModule
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe

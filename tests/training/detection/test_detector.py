@@ -13,8 +13,8 @@ from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
-from lambdanets.tasks.classification import task as classification
-from lambdanets.tasks.detection.task import build_model
+from lambdanets.tasks import classification
+from lambdanets.tasks.detection import build_model
 from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import TWO_CATEGORIES
 from training.runs import load_weights

@@ -14,8 +14,8 @@ from lambdanets.data.coco.loader import IGNORED, load_with_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmenter import SegmentationEvaluator, Segmenter
-from lambdanets.tasks.coco.task import open_datasets
-from lambdanets.tasks.segmentation.task import SegmentationTask, build_model
+from lambdanets.tasks.coco import open_datasets
+from lambdanets.tasks.segmentation import SegmentationTask, build_model
 from lambdanets.training import run
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe

@@ -17,8 +17,8 @@ from lambdanets.data.coco.loader import IGNORED, SEMANTIC_MASK, Target, image_to
 from lambdanets.errors import InputError
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.inference.segmenter import Segmenter
-from lambdanets.tasks.coco.task import CocoTask
-from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
+from lambdanets.tasks.coco import CocoTask
+from lambdanets.tasks.recipes import SegmentationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
 
 _SMOOTHING = 1.0  # pixels, of the Dice loss
@@ -27,9 +27,8 @@ _SMOOTHING = 1.0  # pixels, of the Dice loss
 def augment(image: Image, annotated: AnnotatedImage, recipe: SegmentationRecipe) -> tuple[Tensor, Target]:
     """Return a random crop of a scaled image, normalized, (3, S, S) with S = image_size, and its semantic mask (S, S).
 
-    The scale is a random factor from `jitter`. The crop has a random position; if the scaled image is smaller than S,
-    the rest of the crop is 0 in the image and IGNORED in the semantic mask. Then the crop is flipped and rotated. Uses
-    Python's global random generator.
+    If the scaled image is smaller than S, the rest of the crop is 0 in the image and IGNORED in the semantic mask. Then
+    the crop is flipped and rotated. Uses Python's global random generator.
     """
     scale, size = random.uniform(*recipe.jitter), recipe.image_size
     (top, height, new_height), (left, width, new_width) = (_random_crop(side, scale, size) for side in image.size[::-1])

@@ -23,7 +23,7 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import read_model
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models.weights import find_weights
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.task import Task
 

@@ -2,7 +2,6 @@
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,16 +14,15 @@ from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.coco.loader import Target
-from lambdanets.data.coco.scattered_digits import open_digits, write_scattered_digits
+from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.data.coco.sets import open_validation
 from lambdanets.data.order import BatchSlice, permutation
 from lambdanets.errors import InputError
-from lambdanets.tasks.coco.recipe import CocoRecipe
+from lambdanets.tasks.recipes import CocoRecipe
 from lambdanets.training.task import Task
 
 QUICKTEST_IMAGES, QUICKTEST_SIZE = 8, 64
-
-Augment = Callable[[Image, AnnotatedImage, Any], tuple[Tensor, Target]]
+DIGITS = {"data": "digits", "images": None, "validation_data": None, "validation_images": None}
 
 
 class CocoTask(Task):
@@ -41,28 +39,17 @@ class CocoTask(Task):
         categories = self.training.annotations.categories
         self.classes = tuple(category.name for category in categories)
         self.category_ids = tuple(category.id for category in categories)
-        sets = {"training": self.training, "validation": self.validation}
         self.left_out = self.training.problems.left_out + self.validation.problems.left_out
-        self.problems = [f"{name}: {line}" for name, images in sets.items() for line in images.problems.lines()]
-        self.findings = {name: images.problems for name, images in sets.items()}
+        self.findings = {"training": self.training.problems, "validation": self.validation.problems}
+        self.problems = [f"{name}: {line}" for name, found in self.findings.items() for line in found.lines()]
         fingerprints = self.training.fingerprint + self.validation.fingerprint
         self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
 
     @classmethod
     def quicktest(cls, recipe: Any, folder: Path) -> Any:
         """Return the recipe with few small images of scattered digits, too."""
-        recipe = replace(super().quicktest(recipe, folder), image_size=min(recipe.image_size, QUICKTEST_SIZE))
-        if recipe.data == "digits":
-            return replace(recipe, training_images=QUICKTEST_IMAGES)
-        write_scattered_digits(folder, QUICKTEST_IMAGES, QUICKTEST_IMAGES // 2, 0)
-        return replace(
-            recipe,
-            data=str(folder / "train.json"),
-            images=str(folder / "train"),
-            validation_data=str(folder / "val.json"),
-            validation_images=str(folder / "val"),
-            training_images=None,
-        )
+        small = {"image_size": min(recipe.image_size, QUICKTEST_SIZE), "training_images": QUICKTEST_IMAGES}
+        return replace(super().quicktest(recipe, folder), **small, **DIGITS)
 
     @staticmethod
     @abstractmethod
@@ -70,34 +57,26 @@ class CocoTask(Task):
         """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
 
     def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches:
-        return augmented_batches(recipe, self.training, self.augment, batch_slice)
+        return Batches(
+            self.training,
+            partial(_load, augment=self.augment, recipe=recipe),
+            batch_size=recipe.batch_size,
+            seed=recipe.seed,
+            training=True,
+            workers=recipe.workers,
+            batch_slice=batch_slice,
+        )
 
     def provenance(self) -> dict[str, Any]:
-        recipe, training, validation = self.recipe, self.training, self.validation
-        validation_name = recipe.validation_data or recipe.data
+        data, validation_data = self.recipe.data, self.recipe.validation_data or self.recipe.data
         return {
-            "dropped": {"training": training.problems.counts(), "validation": validation.problems.counts()},
-            "training_data": {"name": recipe.data, "sha256": training.fingerprint},
-            "validation_data": {"name": validation_name, "sha256": validation.fingerprint},
+            "dropped": {name: found.counts() for name, found in self.findings.items()},
+            "training_data": {"name": data, "sha256": self.training.fingerprint},
+            "validation_data": {"name": validation_data, "sha256": self.validation.fingerprint},
         }
 
 
-def augmented_batches(
-    recipe: Any, images: AnnotatedImages, augment: Augment, batch_slice: BatchSlice | None = None
-) -> Batches:
-    """Return the recipe's training batches, shuffled and augmented by `CocoTask.augment` of a task."""
-    return Batches(
-        images,
-        partial(_load, augment=augment, recipe=recipe),
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        training=True,
-        workers=recipe.workers,
-        batch_slice=batch_slice,
-    )
-
-
-def _load(images: AnnotatedImages, index: int, *, augment: Augment, recipe: Any) -> tuple[Tensor, Target]:
+def _load(images: AnnotatedImages, index: int, *, augment: Any, recipe: Any) -> tuple[Tensor, Target]:
     return augment(*images.load(index), recipe)
 
 
@@ -108,13 +87,11 @@ def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages,
     datasets has no objects.
     """
     if recipe.data == "digits":
-        training, validation = open_digits()
-        source = "scikit-learn's digits, scattered"
+        training, source = open_digits()[0], "scikit-learn's digits, scattered"
     else:
-        assert recipe.images is not None
-        training = open_annotated(Path(recipe.data), Path(recipe.images))
-        validation = open_validation(recipe.fields(), training.annotations.categories)
+        training = open_annotated(Path(recipe.data), Path(recipe.images or ""))
         source = f"{recipe.data} and {recipe.validation_data}"
+    validation = open_validation(recipe.fields(), training.annotations.categories)
     if recipe.training_images is not None:
         if recipe.training_images > len(training):
             raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
