@@ -20,7 +20,8 @@ from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import Target, image_to_tensor
 from lambdanets.data.coco.segmentations import to_cropped_mask
-from lambdanets.inference.detector import METRICS, Detector
+from lambdanets.inference.coco_scores import METRICS
+from lambdanets.inference.detector import Detector
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.models.weights import match_names
 from lambdanets.tasks.coco import CocoTask

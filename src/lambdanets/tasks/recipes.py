@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt
 
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
-from lambdanets.inference.architecture import DetectorArchitecture, Normalization
+from lambdanets.inference.model_card import DetectorArchitecture, Normalization
 from lambdanets.records import Count, Fraction, Range, ValidationShare, record, shared_fields
 from lambdanets.training.recipe import NonNegative, Optimizer, TrainingRecipe
 

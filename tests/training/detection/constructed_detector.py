@@ -19,8 +19,9 @@ from torchvision.ops import nms
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.loader import load_image
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.inference.coco_scores import METRICS
 from lambdanets.inference.detections import Detections
-from lambdanets.inference.detector import METRICS, Detector
+from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
 from lambdanets.tasks.coco import open_datasets

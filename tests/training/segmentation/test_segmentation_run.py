@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 from convergence import train_until
-from lambdanets.data.coco.loader import IGNORED, load_with_semantic_mask
+from lambdanets.data.coco.loader import IGNORED, make_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmenter import SegmentationEvaluator, Segmenter
@@ -94,7 +94,7 @@ class Oracle(nn.Module):
     def __init__(self, images):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self._maps = iter([load_with_semantic_mask(images, index)[1]["semantic_mask"] for index in range(len(images))])
+        self._maps = iter([torch.from_numpy(make_semantic_mask(image)) for image in images.annotations.images])
 
     def forward(self, x):
         classes = next(self._maps)

@@ -17,7 +17,6 @@ from lambdanets.data.coco.segmentations import to_cropped_mask
 Target = dict[str, Tensor]
 BACKGROUND = 0
 IGNORED = 255  # ignore_index of the loss; scores do not count these pixels either
-MAX_CATEGORIES = IGNORED - 1
 SEMANTIC_MASK = "semantic_mask"  # key in the targets of a batch
 
 
@@ -43,9 +42,3 @@ def make_semantic_mask(annotated: AnnotatedImage) -> np.ndarray:
         window = classes[top : top + mask.shape[0], left : left + mask.shape[1]]
         window[mask] = IGNORED if obj.crowd else obj.category + 1
     return classes
-
-
-def load_with_semantic_mask(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
-    """Load an image, float32 (3, H, W) in [0, 1], and its semantic mask."""
-    image, annotated = images.load(index)
-    return image_to_tensor(image), {SEMANTIC_MASK: torch.from_numpy(make_semantic_mask(annotated))}
