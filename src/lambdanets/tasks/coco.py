@@ -34,9 +34,24 @@ class CocoTask(Task):
     validation: AnnotatedImages
 
     def __init__(self, recipe: CocoRecipe) -> None:
+        """Open the data. Raises InputError if the sets have other categories, or one has no objects."""
         super().__init__(recipe)
-        self.training, self.validation, self.source = open_datasets(recipe)
-        categories = self.training.annotations.categories
+        if recipe.data == "digits":
+            training, self.source = open_digits()[0], "scikit-learn's digits, scattered"
+        else:
+            training = open_annotated(Path(recipe.data), Path(recipe.images or ""))
+            self.source = f"{recipe.data} and {recipe.validation_data}"
+        categories = training.annotations.categories
+        if recipe.training_images is not None:
+            if recipe.training_images > len(training):
+                raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
+            subset = permutation(len(training), recipe.seed, 0)[: recipe.training_images]
+            self.source += f", {len(subset)} of {len(training)} training images"
+            training = training.select(sorted(subset.tolist()))
+        self.training, self.validation = training, open_validation(recipe.fields(), categories)
+        for name, images in (("data", self.training), ("validation_data", self.validation)):
+            if all(instance.crowd for image in images.annotations.images for instance in image.objects):
+                raise InputError(f"{name} must have at least one object with iscrowd 0, got none: {self.source}")
         self.classes = tuple(category.name for category in categories)
         self.category_ids = tuple(category.id for category in categories)
         self.left_out = self.training.problems.left_out + self.validation.problems.left_out
@@ -78,27 +93,3 @@ class CocoTask(Task):
 
 def _load(images: AnnotatedImages, index: int, *, augment: Any, recipe: Any) -> tuple[Tensor, Target]:
     return augment(*images.load(index), recipe)
-
-
-def open_datasets(recipe: CocoRecipe) -> tuple[AnnotatedImages, AnnotatedImages, str]:
-    """Return the training data, the validation data, and a description of their source for messages.
-
-    Raises InputError if the categories differ, if there are fewer than `training_images` images, or if one of the
-    datasets has no objects.
-    """
-    if recipe.data == "digits":
-        training, source = open_digits()[0], "scikit-learn's digits, scattered"
-    else:
-        training = open_annotated(Path(recipe.data), Path(recipe.images or ""))
-        source = f"{recipe.data} and {recipe.validation_data}"
-    validation = open_validation(recipe.fields(), training.annotations.categories)
-    if recipe.training_images is not None:
-        if recipe.training_images > len(training):
-            raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
-        subset = permutation(len(training), recipe.seed, 0)[: recipe.training_images]
-        source = f"{source}, {len(subset)} of {len(training)} training images"
-        training = training.select(sorted(subset.tolist()))
-    for name, images in (("data", training), ("validation_data", validation)):
-        if all(instance.crowd for image in images.annotations.images for instance in image.objects):
-            raise InputError(f"{name} must have at least one object with iscrowd 0, got none: {source}")
-    return training, validation, source

@@ -85,10 +85,12 @@ class CocoRecipe(TrainingRecipe, Normalization):
     """Probability of a horizontal flip in training."""
 
     def __post_init__(self) -> None:
-        for name in ("images", "validation_data") if self.data else ():
-            if (getattr(self, name) is None) != (self.data == "digits"):
-                expected = "none with data 'digits', which has its own images" if self.data == "digits" else "given"
-                raise InputError(f"{name} must be {expected}, got {getattr(self, name)!r} with data {self.data!r}")
+        for name in ("images", "validation_data", "validation_images"):
+            value = getattr(self, name)
+            if self.data == "digits" and value is not None:
+                raise InputError(f"{name} must not be set with data 'digits', which has its own images, got {value!r}")
+            if self.data not in ("digits", "") and value is None and name != "validation_images":
+                raise InputError(f"{name} must be set with data {self.data!r}, got none")
 
 
 @record

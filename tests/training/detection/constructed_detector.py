@@ -24,8 +24,7 @@ from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.coco import open_datasets
-from lambdanets.tasks.detection import build_model
+from lambdanets.tasks.detection import DetectionTask, build_model
 from lambdanets.tasks.recipes import DetectionRecipe
 from training.detection.tiny_detection import (
     NUM_TRAINING_IMAGES,
@@ -60,7 +59,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
         batch_norm_momentum=0.001,
         **changes,
     )
-    images = open_datasets(recipe)[1]
+    images = DetectionTask(recipe).validation
     batches = Batches(images, load_image, batch_size=recipe.batch_size)
     pixels = [image for batch in batches for image in batch.images]
     names, ids = (tuple(category[field] for category in TWO_CATEGORIES) for field in ("name", "id"))

@@ -14,7 +14,6 @@ from lambdanets.data.coco.loader import IGNORED, make_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmenter import SegmentationEvaluator, Segmenter
-from lambdanets.tasks.coco import open_datasets
 from lambdanets.tasks.segmentation import SegmentationTask, build_model
 from lambdanets.training import run
 from lambdanets.training.module import TrainingModule
@@ -108,7 +107,7 @@ def test_crowds_are_not_scored(tmp_path):
         return [annotation | {"iscrowd": int(annotation["id"] > 1)} for annotation in annotations]
 
     edit_annotations(Path(recipe.validation_data), annotations=hide_all_but_first)
-    images = open_datasets(recipe)[1]
+    images = SegmentationTask(recipe).validation
     assert any(instance.crowd for image in images.annotations.images for instance in image.objects)
     segmenter = Segmenter(Oracle(images), make_card(SegmenterCard, recipe, CLASSES[1:], category_ids=(4, 7)))
     scores = SegmentationEvaluator(segmenter, images).evaluate().scores
