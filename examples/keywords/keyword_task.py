@@ -117,7 +117,7 @@ class KeywordSpotter(Predictor):
     evaluator_type = KeywordEvaluator
 
     @staticmethod
-    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
+    def build(architecture: Any, num_classes: int) -> nn.Module:
         return KeywordNetwork(num_classes, **architecture.model_options)
 
     def infer(self, recordings: Any, *, batch_size: int = 1) -> list[str]:

@@ -165,10 +165,11 @@ class Classifier(Predictor):
     card: ClassifierCard
 
     @staticmethod
-    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
-        options = architecture.checked_options() | training_options
+    def build(architecture: Any, num_classes: int) -> nn.Module:
         shape = {"num_classes": num_classes, "in_chans": architecture.preprocessing.channels}
-        return create_model(architecture.model, **options | shape)
+        rates = {"drop_path_rate": "drop_path", "drop_rate": "dropout"}  # of recipes
+        given = {name: rate for name, field in rates.items() if (rate := getattr(architecture, field, 0.0))}
+        return create_model(architecture.model, **architecture.checked_options() | given | shape)
 
     def infer(self, images: Sequence[Image], *, batch_size: int = 1) -> list[Prediction]:
         preprocessing = self.card.preprocessing

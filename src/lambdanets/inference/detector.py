@@ -87,10 +87,9 @@ class Detector(CocoPredictor):
     card: DetectorCard
 
     @staticmethod
-    def build(
-        architecture: DetectorArchitecture, num_classes: int, *, drop_path: float = 0.0, **training_options: Any
-    ) -> MaskRCNN:
-        options = architecture.checked_options() | ({"drop_path_rate": drop_path} if drop_path else {})
+    def build(architecture: DetectorArchitecture, num_classes: int) -> MaskRCNN:
+        options, drop_path = architecture.checked_options(), getattr(architecture, "drop_path", 0.0)  # of a recipe
+        options |= {"drop_path_rate": drop_path} if drop_path else {}
         return mask_rcnn(
             architecture.model,
             num_classes,
@@ -99,10 +98,12 @@ class Detector(CocoPredictor):
             image_std=architecture.std,
             mask_threshold=MASK_THRESHOLD,
             backbone_options=options,
+            rpn_pre_nms_top_n_train=2 * architecture.proposals,
             rpn_pre_nms_top_n_test=2 * architecture.proposals,
+            rpn_post_nms_top_n_train=architecture.proposals,
             rpn_post_nms_top_n_test=architecture.proposals,
             box_detections_per_img=architecture.max_detections,
-            **training_options,
+            box_batch_size_per_image=getattr(architecture, "sampled_regions", 512),
         )
 
     def infer_tensors(self, images: Sequence[Tensor]) -> list[Detections]:

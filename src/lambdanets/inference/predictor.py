@@ -53,8 +53,8 @@ class Predictor(ABC):
 
     @staticmethod
     @abstractmethod
-    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
-        """Build the network of a card or recipe with random weights. training_options: arguments for training only."""
+    def build(architecture: Any, num_classes: int) -> nn.Module:
+        """Build the network of a card, or of a recipe with what only training needs, with random weights."""
 
     @staticmethod
     def accepts(name: str) -> bool:

@@ -88,9 +88,8 @@ class Segmenter(CocoPredictor):
     card: SegmenterCard
 
     @staticmethod
-    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
-        options = architecture.checked_options() | training_options
-        return create_model(architecture.model, **options | {"num_classes": 1 + num_classes})
+    def build(architecture: Any, num_classes: int) -> nn.Module:
+        return create_model(architecture.model, **architecture.checked_options() | {"num_classes": 1 + num_classes})
 
     @property
     def classes(self) -> tuple[str, ...]:

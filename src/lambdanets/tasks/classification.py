@@ -149,9 +149,7 @@ def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> n
     The head is re-initialized if the weights were trained on other classes. Embedding tables of another scope are
     interpolated.
     """
-    rates = {"drop_path_rate": recipe.drop_path, "drop_rate": recipe.dropout}
-    num_classes = classes if isinstance(classes, int) else len(classes)
-    model = Classifier.build(recipe, num_classes, **{name: rate for name, rate in rates.items() if rate})
+    model = Classifier.build(recipe, classes if isinstance(classes, int) else len(classes))
     if recipe.weights is not None:
         load_initial_weights(model, recipe.weights, classes)
     return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU

@@ -160,14 +160,7 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
     The weights may be those of a detector or of a classifier. From a classifier, only the backbone is loaded. If a
     detector has other categories, its last layers are re-initialized.
     """
-    model = Detector.build(
-        recipe,
-        classes if isinstance(classes, int) else len(classes),
-        drop_path=recipe.drop_path,
-        rpn_pre_nms_top_n_train=2 * recipe.proposals,
-        rpn_post_nms_top_n_train=recipe.proposals,
-        box_batch_size_per_image=recipe.sampled_regions,
-    )
+    model = Detector.build(recipe, classes if isinstance(classes, int) else len(classes))
     model.transform._skip_resize = True  # in training, the data loader has resized the images
     if recipe.weights is not None:
         weights = read_initial_weights(recipe.weights, classes)
