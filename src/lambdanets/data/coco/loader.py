@@ -1,7 +1,7 @@
 """Images and targets of batches. Their images are float32 (3, H, W) in [0, 1], of different sizes.
 
-A target is a dict. For detection, in training, it has boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, and
-masks (n, H, W) uint8, and otherwise it is empty. For segmentation, it has the semantic mask (H, W) uint8.
+In training, a target is a dict: for detection of boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, and masks
+(n, H, W) uint8, for segmentation of the semantic mask (H, W) uint8. In evaluation it is empty.
 """
 
 import numpy as np
