@@ -17,7 +17,8 @@ from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub import load_and_adopt
 from lambdanets.recipes import find_recipe
-from lambdanets.tasks.classification import ClassificationTask, build_model
+from lambdanets.tasks.classification import ClassificationTask
+from lambdanets.training.initial_weights import build_model
 from lambdanets.training.run import start
 from noise_images import write_two_classes
 from small_timm import small_lambda_resnet26t  # noqa: F401

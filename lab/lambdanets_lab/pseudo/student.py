@@ -22,7 +22,8 @@ from lambdanets.errors import InputError
 from lambdanets.files import nfc
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.classification import ClassificationTask, build_model, make_batches
+from lambdanets.tasks.classification import ClassificationTask, make_batches
+from lambdanets.training.initial_weights import build_model
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import SELECTION, read_selection, read_table, select
 from lambdanets_lab.shards import write_shards

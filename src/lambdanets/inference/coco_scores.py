@@ -90,13 +90,13 @@ class Scores:
         shown = [[f"{name} {format_score(x)}" for name, x in scores.items()] for scores in self.summary().values()]
         return ["  ".join([label, *scores]) for label, scores in zip(("boxes", "masks"), shown, strict=True)]
 
-    def per_category(self, iou_type: str) -> dict[str, float | None]:
-        """Return AP by category name; None for a category without objects."""
-        return {name: _mean(self.precision[iou_type][:, :, k, 0]) for k, name in enumerate(self.categories)}
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary and the AP per category, for JSON."""
-        return {**self.summary(), "AP_by_category": {iou_type: self.per_category(iou_type) for iou_type in IOU_TYPES}}
+        """Return the summary, and the AP by category name, None for those without objects; for JSON."""
+        by_category = {
+            iou_type: {name: _mean(precision[:, :, k, 0]) for k, name in enumerate(self.categories)}
+            for iou_type, precision in self.precision.items()
+        }
+        return {**self.summary(), "AP_by_category": by_category}
 
     def curve(self, iou_type: str, name: str) -> np.ndarray | None:
         """Return the precision at RECALLS, (101,), averaged over categories; None without objects.

@@ -1,13 +1,12 @@
 """The segmentation task: data, augmentation, model and loss."""
 
 import random
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from PIL.Image import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
@@ -16,10 +15,8 @@ from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.loader import IGNORED, SEMANTIC_MASK, Target, image_to_tensor, make_semantic_mask
 from lambdanets.errors import InputError
 from lambdanets.inference.segmentation_scores import SCORES
-from lambdanets.inference.segmenter import Segmenter
 from lambdanets.tasks.coco import CocoTask
 from lambdanets.tasks.recipes import SegmentationRecipe
-from lambdanets.training.initial_weights import load_initial_weights
 
 _SMOOTHING = 1.0  # pixels, of the Dice loss
 
@@ -64,9 +61,6 @@ class SegmentationTask(CocoTask):
 
     recipe: SegmentationRecipe
 
-    def build(self, recipe: SegmentationRecipe) -> nn.Module:
-        return build_model(recipe, self.classes)
-
     def losses(self, batch: Batch, recipe: SegmentationRecipe) -> dict[str, Tensor]:
         logits = self.model(torch.stack(batch.images).contiguous(memory_format=torch.channels_last))
         targets = torch.stack([target[SEMANTIC_MASK] for target in batch.targets])
@@ -79,14 +73,6 @@ class SegmentationTask(CocoTask):
         cross_entropy, dice_loss = (losses.sum() for losses in cross_entropy_and_dice(logits, targets))
         loss = cross_entropy + recipe.dice_weight * dice_loss
         return {"loss": loss, "cross_entropy": cross_entropy, "dice_loss": dice_loss}
-
-
-def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
-    """Build the recipe's model for the names of the categories, and load its initial weights, if any."""
-    model = Segmenter.build(recipe, len(classes))
-    if recipe.weights is not None:
-        load_initial_weights(model, recipe.weights, classes)
-    return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
 
 
 def cross_entropy_and_dice(logits: Tensor, semantic_masks: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,9 @@ from lambdanets.data.coco.loader import IGNORED, make_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmenter import SegmentationEvaluator, Segmenter
-from lambdanets.tasks.segmentation import SegmentationTask, build_model
+from lambdanets.tasks.segmentation import SegmentationTask
 from lambdanets.training import run
+from lambdanets.training.initial_weights import build_model
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import edit_annotations
