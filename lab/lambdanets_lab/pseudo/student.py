@@ -186,16 +186,15 @@ class StudentTask(ClassificationTask):
         """Return the recipe with pseudo-labels of a random teacher, too."""
         small = super().quicktest(recipe, folder)
         recipe = replace(small, pseudo_ratio=min(max(recipe.pseudo_ratio, 0.5), 2.0))
-        shards, labels, selection = folder / "shards", folder / "labels", folder / "selection"
+        shards, labels, teacher = folder / "shards", folder / "labels", folder / "teacher.safetensors"
         splits = subset(open_splits("digits", validation_share=recipe.validation_share), recipe.training_images, 0)
         write_shards(splits, shards, images_per_shard=len(splits.train) // 4)
-        teacher = folder / "teacher.safetensors"
         torch.manual_seed(recipe.seed)  # an interrupted quicktest keeps the labels of this teacher
         model = build_model(recipe, splits.classes)
         save_weights(teacher, model, make_card(ClassifierCard, recipe, splits.classes).without_paths().to_json())
         label_shards(teacher, str(shards), labels)
-        select(labels, selection, confidence=0.0, per_class=len(splits.train) // 4)
-        return replace(recipe, pseudo_labels=str(selection), pseudo_images=str(shards))
+        select(labels, folder / "selection", confidence=0.0, per_class=len(splits.train) // 4)
+        return replace(recipe, pseudo_labels=str(folder / "selection"), pseudo_images=str(shards))
 
     def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> ImageBatches:
         order = StudentOrder(self.images, recipe.batch_size, recipe.pseudo_batch_size, recipe.seed, batch_slice)
