@@ -19,7 +19,7 @@ from seeded_runs import SeededRuns, processors, stored_runs, train_missing
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes import find_recipe
-from lambdanets.tasks.segmentation.task import SegmentationTask
+from lambdanets.tasks.segmentation import SegmentationTask
 from lambdanets_lab.markdown import markdown_table
 
 OUT = RESULTS / "unet_ablation.json"

@@ -27,7 +27,7 @@ def test_train_prints_classes_and_left_out_files_first_and_top1_last(two_classes
 def test_model_options_are_merged_into_those_of_the_recipe(two_classes, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "from lambdanets.tasks.classification.recipe import ClassificationRecipe\n"
+        "from lambdanets.tasks.recipes import ClassificationRecipe\n"
         "recipe = ClassificationRecipe(model='lambda_resnet20_small', image_size=8, epochs=1, batch_size=8, "
         "model_options={'scope': 7, 'heads': 2})"
     )

@@ -17,7 +17,8 @@ from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub import load_and_adopt
 from lambdanets.recipes import find_recipe
-from lambdanets.tasks.classification.task import ClassificationTask, build_model
+from lambdanets.tasks.classification import ClassificationTask
+from lambdanets.training.initial_weights import build_model
 from lambdanets.training.run import start
 from noise_images import write_two_classes
 from small_timm import small_lambda_resnet26t  # noqa: F401
@@ -78,8 +79,8 @@ def test_files_that_leave_the_machine_have_no_paths_and_no_names_of_data(tmp_pat
     folder = ln.save_pretrained("run", "model", license="apache-2.0")
     ln.export("run", "model.pt2", to="pt2")
     text = (folder / "README.md").read_text()
-    assert f"top1: {json.loads(Path('run/result.json').read_text())['top1']}" in text
-    assert f"learning_rate: {recipe.learning_rate}" in text
+    assert f"**top1:** {json.loads(Path('run/result.json').read_text())['top1']}" in text
+    assert f"**learning_rate:** {recipe.learning_rate}" in text
     assert "license: apache-2.0" in text
     private = [b"secret", str(tmp_path).encode(), str(Path(ln.__file__).parents[1]).encode(), b"site-packages"]
     for file in (*folder.iterdir(), *map(Path, ("run/weights.safetensors", "model.pt2"))):

@@ -13,7 +13,7 @@ import pytest
 import lambdanets
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.detection.task import build_model
+from lambdanets.tasks.detection import build_model
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 

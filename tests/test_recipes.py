@@ -14,9 +14,9 @@ from timm.data.auto_augment import rand_augment_transform
 from lambdanets.cli import main
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.registry import RECIPE_PACKAGES
-from lambdanets.tasks.classification.task import build_model
-from lambdanets.tasks.detection.task import build_model as build_detector
+from lambdanets.tasks.detection import build_model as build_detector
 from lambdanets.training import distributed, run
+from lambdanets.training.initial_weights import build_model
 from lambdanets.training.module import make_schedule
 from lambdanets.training.recipe import read_recipe
 

@@ -36,7 +36,8 @@ def make_detector() -> Detector:
     sizes |= {"mask_layers": 0, "proposals": 10, "max_detections": 3}
     recipe = replace(OBJECTS, model="lambda_resnet20_small", model_options=BACKBONE, **sizes)
     card = make_card(DetectorCard, recipe, ("a",), category_ids=(1,))
-    model = Detector.build(card, 1, box_score_thresh=0.0)
+    model = Detector.build(card, 1)
+    model.roi_heads.score_thresh = 0.0
     randomize(model.backbone)
     nn.init.normal_(model.rpn.head.cls_logits.weight, std=0.5)
     return Detector(model.float().eval(), card)

@@ -20,7 +20,6 @@ from lambdanets.inference.model_card import ModelCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.records import Fraction, record
 from lambdanets.registry import TaskEntry
-from lambdanets.training.initial_weights import load_initial_weights
 from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.task import Task
 
@@ -117,7 +116,7 @@ class KeywordSpotter(Predictor):
     evaluator_type = KeywordEvaluator
 
     @staticmethod
-    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
+    def build(architecture: Any, num_classes: int) -> nn.Module:
         return KeywordNetwork(num_classes, **architecture.model_options)
 
     def infer(self, recordings: Any, *, batch_size: int = 1) -> list[str]:
@@ -160,12 +159,6 @@ class KeywordTask(Task):
     @classmethod
     def quicktest(cls, recipe: KeywordRecipe, folder: Path) -> KeywordRecipe:
         return replace(super().quicktest(recipe, folder), training_recordings=12)
-
-    def build(self, recipe: KeywordRecipe) -> nn.Module:
-        model = KeywordSpotter.build(recipe, len(self.classes))
-        if recipe.weights is not None:
-            load_initial_weights(model, recipe.weights, self.classes)
-        return model
 
     def training_batches(self, recipe: KeywordRecipe, batch_slice: BatchSlice) -> Batches:
         return Batches(

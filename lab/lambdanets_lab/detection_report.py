@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
 from lambdanets.records import read_json
-from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.recipes import DetectionRecipe
 from lambdanets.terminal import text_table
 from lambdanets.training.recipe import read_recipe
 from lambdanets.training.report import RESULT

@@ -35,8 +35,8 @@ class TaskEntry:
 
 TASKS = {
     "classification": TaskEntry(
-        "lambdanets.tasks.classification.recipe:ClassificationRecipe",
-        "lambdanets.tasks.classification.task:ClassificationTask",
+        "lambdanets.tasks.recipes:ClassificationRecipe",
+        "lambdanets.tasks.classification:ClassificationTask",
         "lambdanets.inference.classifier:Classifier",
         "lambdanets.inference.options:ClassifierOptions",
         "lambdanets.inference.options:ClassifierData",
@@ -49,16 +49,16 @@ TASKS = {
         "lambdanets.inference.options:ClassifierData",
     ),
     "detection": TaskEntry(
-        "lambdanets.tasks.detection.recipe:DetectionRecipe",
-        "lambdanets.tasks.detection.task:DetectionTask",
+        "lambdanets.tasks.recipes:DetectionRecipe",
+        "lambdanets.tasks.detection:DetectionTask",
         "lambdanets.inference.detector:Detector",
         "lambdanets.inference.options:DetectorOptions",
         "lambdanets.inference.options:CocoData",
         "detection",
     ),
     "segmentation": TaskEntry(
-        "lambdanets.tasks.segmentation.recipe:SegmentationRecipe",
-        "lambdanets.tasks.segmentation.task:SegmentationTask",
+        "lambdanets.tasks.recipes:SegmentationRecipe",
+        "lambdanets.tasks.segmentation:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
         "lambdanets.inference.options:MaskOptions",
         "lambdanets.inference.options:CocoData",

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.multiprocessing import start_processes
 
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.classification.task import ClassificationTask
+from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import run, run_log
 from lambdanets.training.module import TrainingModule
 

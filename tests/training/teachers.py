@@ -8,8 +8,8 @@ import torch
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
-from lambdanets.tasks.classification.task import build_model
+from lambdanets.tasks.recipes import ClassificationRecipe
+from lambdanets.training.initial_weights import build_model
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import select
 

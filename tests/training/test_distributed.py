@@ -22,8 +22,9 @@ from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.classification.task import build_model, make_batches
+from lambdanets.tasks.classification import make_batches
 from lambdanets.training import distributed, run
+from lambdanets.training.initial_weights import build_model
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
 from training.runs import (

@@ -14,7 +14,7 @@ import torch
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.tasks.classification.task import ClassificationTask
+from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import micro_batches, run
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import write_recipe

@@ -10,8 +10,9 @@ from lambdanets.inference.loading import load
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.classification.task import ClassificationTask, build_model
+from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import run
+from lambdanets.training.initial_weights import build_model
 from training.runs import load_weights
 from training.teachers import write_teacher
 

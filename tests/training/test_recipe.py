@@ -9,12 +9,11 @@ from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digit_masks import recipe as SEGMENTER
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.recipes.scattered_digits import recipe as DETECTOR
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
-from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.recipes import ClassificationRecipe, DetectionRecipe
 from lambdanets.training.recipe import read_recipe, write_recipe
 from lambdanets.training.run import resolve_recipe
 
-IMPORT = "from lambdanets.tasks.classification.recipe import ClassificationRecipe\nrecipe = "
+IMPORT = "from lambdanets.tasks.recipes import ClassificationRecipe\nrecipe = "
 
 
 @pytest.mark.parametrize("recipe", [DIGITS, DETECTOR, SEGMENTER], ids=lambda recipe: recipe.task)

@@ -182,7 +182,7 @@ def test_a_run_with_other_data_or_weights_is_refused_and_unchanged(interrupted, 
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         recipe = tmp_path / "recipe.py"
         fields = read_recipe(folder / "recipe.json")
-        recipe.write_text(f"from lambdanets.tasks.classification.recipe import *\nrecipe = {fields!r}")
+        recipe.write_text(f"from lambdanets.tasks.recipes import *\nrecipe = {fields!r}")
         for start in (["train", str(recipe), "--run"], ["train", "--resume"]):
             for option, other in others.items():
                 assert main([*start, str(folder), option, str(other)]) == 2

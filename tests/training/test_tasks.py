@@ -12,7 +12,7 @@ import torch
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.tasks.detection.task import LOSS_NAMES
+from lambdanets.tasks.detection import LOSS_NAMES
 from lambdanets.training import run
 from lambdanets.training.recipe import read_recipe
 from training.detection.constructed_detector import assert_nontrivial_metrics

@@ -7,7 +7,7 @@ from PIL import Image
 
 from lambdanets.data.transforms import center_square, normalize
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.classification.task import make_transform
+from lambdanets.tasks.classification import make_transform
 
 
 @pytest.mark.parametrize("training", [True, False])

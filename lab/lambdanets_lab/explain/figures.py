@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from lambdanets.files import atomic_open
-from lambdanets.inference.drawing import brighten
+from lambdanets.inference.figures import brighten
 from lambdanets_lab.explain.attention import AttentionMap
 from lambdanets_lab.explain.explanation import ReceptiveField
 from lambdanets_lab.explain.view import View

@@ -6,7 +6,7 @@ from pydantic import PositiveFloat
 
 from lambdanets.errors import InputError
 from lambdanets.records import record
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.recipes import ClassificationRecipe
 
 
 @record

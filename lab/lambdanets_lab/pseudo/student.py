@@ -22,7 +22,8 @@ from lambdanets.errors import InputError
 from lambdanets.files import nfc
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.classification.task import ClassificationTask, build_model, make_batches
+from lambdanets.tasks.classification import ClassificationTask, make_batches
+from lambdanets.training.initial_weights import build_model
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import SELECTION, read_selection, read_table, select
 from lambdanets_lab.shards import write_shards
@@ -185,17 +186,16 @@ class StudentTask(ClassificationTask):
         """Return the recipe with pseudo-labels of a random teacher, too."""
         small = super().quicktest(recipe, folder)
         recipe = replace(small, pseudo_ratio=min(max(recipe.pseudo_ratio, 0.5), 2.0))
-        shards, labels, selection = folder / "shards", folder / "labels", folder / "selection"
+        shards, labels, teacher = folder / "shards", folder / "labels", folder / "teacher.safetensors"
         share, count = recipe.validation_share, recipe.training_images
         splits = open_splits("digits", validation_share=share, training_images=count)
         write_shards(splits, shards, images_per_shard=len(splits.train) // 4)
-        teacher = folder / "teacher.safetensors"
         torch.manual_seed(recipe.seed)  # an interrupted quicktest keeps the labels of this teacher
         model = build_model(recipe, splits.classes)
         save_weights(teacher, model, make_card(ClassifierCard, recipe, splits.classes).without_paths().to_json())
         label_shards(teacher, str(shards), labels)
-        select(labels, selection, confidence=0.0, per_class=len(splits.train) // 4)
-        return replace(recipe, pseudo_labels=str(selection), pseudo_images=str(shards))
+        select(labels, folder / "selection", confidence=0.0, per_class=len(splits.train) // 4)
+        return replace(recipe, pseudo_labels=str(folder / "selection"), pseudo_images=str(shards))
 
     def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> ImageBatches:
         order = StudentOrder(self.images, recipe.batch_size, recipe.pseudo_batch_size, recipe.seed, batch_slice)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lambdanets.errors import InputError, nearest_hint
-from lambdanets.inference.architecture import ModelOptions
+from lambdanets.inference.model_card import ModelOptions
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import read_json, write_json
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
 from lambdanets.training.report import RESULT, read_result
 from lambdanets.training.run_log import METRICS

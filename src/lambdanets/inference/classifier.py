@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL.Image import Image
+from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from lambdanets.data.batches import Batch
@@ -22,6 +23,7 @@ from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.options import ClassifierOptions
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
+from lambdanets.records import check
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +47,8 @@ class Prediction:
         return float(self.probabilities.max())
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
-        """Return names and probabilities of the `count` most probable classes, in descending order."""
+        """Return names and probabilities of the `count` most probable classes, or of all, in descending order."""
+        check("count", count, PositiveInt)
         best = self.probabilities.topk(min(count, len(self.classes)))
         return [(self.classes[i], p) for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
@@ -162,10 +165,11 @@ class Classifier(Predictor):
     card: ClassifierCard
 
     @staticmethod
-    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
-        options = architecture.checked_options() | training_options
-        channels = architecture.preprocessing.channels
-        return create_model(architecture.model, num_classes=num_classes, in_chans=channels, **options)
+    def build(architecture: Any, num_classes: int) -> nn.Module:
+        shape = {"num_classes": num_classes, "in_chans": architecture.preprocessing.channels}
+        rates = {"drop_path_rate": "drop_path", "drop_rate": "dropout"}  # of recipes
+        given = {name: rate for name, field in rates.items() if (rate := getattr(architecture, field, 0.0))}
+        return create_model(architecture.model, **architecture.checked_options() | given | shape)
 
     def infer(self, images: Sequence[Image], *, batch_size: int = 1) -> list[Prediction]:
         preprocessing = self.card.preprocessing
@@ -232,6 +236,6 @@ def open_splits_of(card: ClassifierCard, data: str, root: str | None = None) -> 
 
 def _is_same_dataset(data: str, other: str | None) -> bool:
     """Whether two names or paths of datasets are the same. A dataset that was moved is another one."""
-    if not other or data == other:
-        return bool(other)
-    return other != "digits" and os.path.realpath(data) == os.path.realpath(other)
+    if not other or data == other or other == "digits":
+        return data == other
+    return os.path.realpath(data) == os.path.realpath(other)

@@ -23,10 +23,12 @@ from lambdanets.data.coco.images import (
 )
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
+from lambdanets.inference.coco_scores import Result, Scores
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import Predictor
+from lambdanets.inference.segmentation_scores import SegmentationScores
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.records import TileSize, check
 from lambdanets.terminal import echo
@@ -36,27 +38,37 @@ MAX_DRAWN = 8  # images in predictions.png
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CocoEvaluation(Evaluation):
-    """Scores of the readable images of an annotated set, whose indices are `readable`."""
+    """Scores of a detector, or of a segmenter, on the readable images of an annotated set.
 
-    scores: Any
+    readable: indices of the images. results: all detections, as COCO results; None for a segmenter.
+    """
+
+    scores: Scores | SegmentationScores
     readable: list[int]
     unreadable: list[str]
+    results: list[Result] | None = None
+
+    def metrics(self) -> dict[str, float | None]:
+        return self.scores.means()
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.scores.to_dict(), "images": len(self.readable)}
 
+    def lines(self) -> list[str]:
+        return self.scores.lines()
+
     def counts(self) -> str:
-        return f"{len(self.readable)} images"
+        images = f"{len(self.readable)} images"
+        return images if self.results is None else f"{images}, {len(self.results)} detections"
 
 
 class CocoEvaluator(Evaluator):
-    """Base of the evaluators of `Detector` and `Segmenter`. load: of an image and its target, as in `Batches`."""
+    """Base of the evaluators of `Detector` and `Segmenter`."""
 
     images: AnnotatedImages
-    load = staticmethod(load_image)
 
     def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches:
-        return Batches(self.images, self.load, batch_size=batch_size, workers=workers, batch_slice=batch_slice)
+        return Batches(self.images, load_image, batch_size=batch_size, workers=workers, batch_slice=batch_slice)
 
     @torch.compiler.set_stance("force_eager")  # images differ in size
     def draw(self, evaluation: Any, folder: Path) -> None:
@@ -69,7 +81,7 @@ class CocoEvaluator(Evaluator):
 
     @abstractmethod
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
-        """Draw the annotations of an image, and its prediction."""
+        """Return drawings of the annotations of an image, and of its prediction."""
 
 
 class CocoPredictor(Predictor):
@@ -85,12 +97,13 @@ class CocoPredictor(Predictor):
     def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Any]:
         """Predict on images, of which those with a side of more than two tiles are divided. batch_size: in tiles."""
         check("tile_size", tile_size, TileSize | None)
-        tile_sizes = [tile_size if is_tiled(image.size, tile_size) else None for image in images]
-        pairs = list(zip(images, tile_sizes, strict=True))
-        whole = [image_to_tensor(image) for image, size in pairs if size is None]
-        predictions = iter(self.infer_tensors(whole) if whole else ())
+        whole = [image_to_tensor(image) for image in images if not is_tiled(image.size, tile_size)]
+        predictions = iter(self.infer_tensors(whole))
         return [
-            next(predictions) if size is None else self.infer_tiles(image, size, batch_size) for image, size in pairs
+            self.infer_tiles(image, tile_size, batch_size)
+            if tile_size is not None and is_tiled(image.size, tile_size)
+            else next(predictions)
+            for image in images
         ]
 
     @abstractmethod
@@ -102,15 +115,13 @@ class CocoPredictor(Predictor):
         """Predict on overlapping tiles of an image, of which `batch_size` share a forward pass."""
 
     def infer_options(self, options: MaskOptions) -> dict[str, Any]:
-        default = getattr(self.card, "tile_size", None)
-        return {"tile_size": default if options.tile_size is None else options.tile_size or None}
+        tile_size = getattr(self.card, "tile_size", None) if options.tile_size is None else options.tile_size
+        return {"tile_size": tile_size or None}
 
-    def open_images(self, data: str | None = None, images: str | None = None) -> AnnotatedImages:
-        """Open the validation data with which the model was trained, or other data with the same categories.
+    def evaluator(self, data: str | None = None, *, images: str | None = None) -> Evaluator:
+        """Return the evaluator on the validation data of the training, or on other data with the same categories.
 
-        data: COCO instances file, or None for the validation data. images: folder or tar of the images of `data`.
-
-        Images are read as in the model card.
+        data: COCO instances file. images: folder or tar of its images, which are read as in the model card.
         """
         if (data is None) != (images is None):
             raise InputError("data and images must be given together, got one without the other")
@@ -118,10 +129,7 @@ class CocoPredictor(Predictor):
             annotated = open_validation(self.card.recipe, self.categories)
         else:
             annotated = open_with_categories(data, images, self.categories)
-        return replace(annotated, stretch=self.card.stretch)
-
-    def evaluator(self, data: str | None = None, *, images: str | None = None) -> Evaluator:
-        annotated = self.open_images(data, images)
         name = "validation" if data is None else "data"
         echo(*(f"{name}: {line}" for line in annotated.problems.lines()), file=sys.stderr)
+        annotated = replace(annotated, stretch=self.card.stretch)
         return self.evaluator_type(self, annotated, left_out=annotated.problems.left_out)

@@ -9,8 +9,11 @@ from torchvision.ops import box_convert
 
 from lambdanets.data.coco.masks import CroppedMask, compress, masks_api
 from lambdanets.inference.detections import Detections
+from lambdanets.inference.evaluator import format_score
 
 IOU_TYPES = ("bbox", "segm")
+# Columns of metrics.csv: COCO's iouType and metric.
+METRICS = {f"{kind}_{name}": (kind, name) for kind in IOU_TYPES for name in ("AP", "AP50")}
 IOUS = np.linspace(0.5, 0.95, 10)  # AP is the mean over them
 RECALLS = np.linspace(0, 1, 101)
 # Parts of `Scores.precision`. Area ranges: all, small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
@@ -29,9 +32,7 @@ Result = dict[str, Any]
 def coco_results(objects: Detections, image_id: int, category_ids: Sequence[int]) -> list[Result]:
     """Convert the objects in an image to COCO results, in order.
 
-    category_ids: COCO category ids in order of the labels.
-
-    Boxes are converted to x, y, width and height in float32.
+    category_ids: in order of the labels.
     """
     boxes = box_convert(objects.boxes, "xyxy", "xywh").tolist()
     return [
@@ -79,13 +80,23 @@ class Scores:
             for iou_type, precision in self.precision.items()
         }
 
-    def per_category(self, iou_type: str) -> dict[str, float | None]:
-        """Return AP by category name; None for a category without objects."""
-        return {name: _mean(self.precision[iou_type][:, :, k, 0]) for k, name in enumerate(self.categories)}
+    def means(self) -> dict[str, float | None]:
+        """The scores in metrics.csv."""
+        summary = self.summary()
+        return {name: summary[kind][metric] for name, (kind, metric) in METRICS.items()}
+
+    def lines(self) -> list[str]:
+        """The summary as text, a line for boxes and one for masks."""
+        shown = [[f"{name} {format_score(x)}" for name, x in scores.items()] for scores in self.summary().values()]
+        return ["  ".join([label, *scores]) for label, scores in zip(("boxes", "masks"), shown, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the summary and the AP per category, for result.json and scores.json."""
-        return {**self.summary(), "AP_by_category": {iou_type: self.per_category(iou_type) for iou_type in IOU_TYPES}}
+        """Return the summary, and the AP by category name, None for those without objects; for JSON."""
+        by_category = {
+            iou_type: {name: _mean(precision[:, :, k, 0]) for k, name in enumerate(self.categories)}
+            for iou_type, precision in self.precision.items()
+        }
+        return {**self.summary(), "AP_by_category": by_category}
 
     def curve(self, iou_type: str, name: str) -> np.ndarray | None:
         """Return the precision at RECALLS, (101,), averaged over categories; None without objects.

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from torch import Tensor
 from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.inference.architecture import DetectorArchitecture
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
-from lambdanets.inference.coco_scores import Result, Scores, coco_results
+from lambdanets.inference.coco_scores import coco_results
 from lambdanets.inference.coco_scores import evaluate as evaluate_results
 from lambdanets.inference.detections import (
     COLUMNS,
@@ -25,8 +23,7 @@ from lambdanets.inference.detections import (
     make_label_image,
     measure_objects,
 )
-from lambdanets.inference.evaluator import format_score
-from lambdanets.inference.model_card import DetectorCard
+from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
 from lambdanets.inference.options import MIN_SCORE, DetectorOptions
 from lambdanets.inference.predictor import numbered_name, save_image
 from lambdanets.inference.tiles import detect_tiled
@@ -38,30 +35,6 @@ _MASK_RCNN_ARGUMENTS = (
     *("image_size", "levels", "pyramid_channels", "box_layers", "mask_layers"),
     *("anchor_scale", "aspect_ratios", "hide_padding"),
 )
-# Columns of metrics.csv: COCO's iouType and metric.
-METRICS = {f"{kind}_{name}": (kind, name) for kind in ("bbox", "segm") for name in ("AP", "AP50")}
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class DetectionEvaluation(CocoEvaluation):
-    """Average precision of a detector. results: all detections, as COCO results."""
-
-    scores: Scores
-    results: list[Result]
-
-    def metrics(self) -> dict[str, float | None]:
-        summary = self.scores.summary()
-        return {name: summary[kind][metric] for name, (kind, metric) in METRICS.items()}
-
-    def lines(self) -> list[str]:
-        labels, summary = {"bbox": "boxes", "segm": "masks"}, self.scores.summary()
-        return [
-            "  ".join([label, *(f"{name} {format_score(value)}" for name, value in summary[kind].items())])
-            for kind, label in labels.items()
-        ]
-
-    def counts(self) -> str:
-        return f"{super().counts()}, {len(self.results)} detections"
 
 
 class DetectionEvaluator(CocoEvaluator):
@@ -70,27 +43,26 @@ class DetectionEvaluator(CocoEvaluator):
     predictor: "Detector"
 
     def measure(self, batch: Batch) -> list[Any]:
-        detections = self.predictor.infer_tensors(batch.images) if batch.images else []
+        detections = self.predictor.infer_tensors(batch.images)
         annotated, category_ids = self.images.annotations.images, self.predictor.card.category_ids
         return [
             (index, coco_results(found, annotated[index].id, category_ids))
             for index, found in zip(batch.indices.tolist(), detections, strict=True)
         ]
 
-    def score(self, measures: list[Any], unreadable: list[str]) -> DetectionEvaluation:
-        measures = sorted(measures, key=itemgetter(0))
-        readable = [index for index, _ in measures]
-        results = [result for _, found in measures for result in found]
-        truth = self.images.annotations.to_coco(readable)
-        scores = evaluate_results(truth, results, max_detections=self.predictor.card.max_detections)
-        return DetectionEvaluation(scores, readable, unreadable, results)
+    def score(self, measures: list[Any], unreadable: list[str]) -> CocoEvaluation:
+        by_index = dict(sorted(measures, key=itemgetter(0)))
+        results = [result for found in by_index.values() for result in found]
+        truth, max_detections = self.images.annotations.to_coco([*by_index]), self.predictor.card.max_detections
+        scores = evaluate_results(truth, results, max_detections=max_detections)
+        return CocoEvaluation(scores, [*by_index], unreadable, results)
 
-    def write(self, evaluation: DetectionEvaluation, folder: Path) -> None:
+    def write(self, evaluation: CocoEvaluation, folder: Path) -> None:
         """Write results.json, too."""
         write_json(folder / "results.json", evaluation.results, None)
         super().write(evaluation, folder)
 
-    def draw(self, evaluation: DetectionEvaluation, folder: Path) -> None:
+    def draw(self, evaluation: Any, folder: Path) -> None:
         """Draw precision_recall.png, too."""
         from lambdanets.inference.figures import draw_precision_recall
 
@@ -98,7 +70,7 @@ class DetectionEvaluator(CocoEvaluator):
         draw_precision_recall(evaluation.scores, folder)
 
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
-        from lambdanets.inference.drawing import draw_ground_truth, overlay
+        from lambdanets.inference.figures import draw_ground_truth, overlay
 
         (found,) = self.predictor.infer([image])
         return draw_ground_truth(image, annotated, self.predictor.classes), overlay(image, found.above(MIN_SCORE))
@@ -115,10 +87,9 @@ class Detector(CocoPredictor):
     card: DetectorCard
 
     @staticmethod
-    def build(
-        architecture: DetectorArchitecture, num_classes: int, *, drop_path: float = 0.0, **training_options: Any
-    ) -> MaskRCNN:
-        options = architecture.checked_options() | ({"drop_path_rate": drop_path} if drop_path else {})
+    def build(architecture: DetectorArchitecture, num_classes: int) -> MaskRCNN:
+        options, drop_path = architecture.checked_options(), getattr(architecture, "drop_path", 0.0)  # of a recipe
+        options |= {"drop_path_rate": drop_path} if drop_path else {}
         return mask_rcnn(
             architecture.model,
             num_classes,
@@ -127,14 +98,17 @@ class Detector(CocoPredictor):
             image_std=architecture.std,
             mask_threshold=MASK_THRESHOLD,
             backbone_options=options,
+            rpn_pre_nms_top_n_train=2 * architecture.proposals,
             rpn_pre_nms_top_n_test=2 * architecture.proposals,
+            rpn_post_nms_top_n_train=architecture.proposals,
             rpn_post_nms_top_n_test=architecture.proposals,
             box_detections_per_img=architecture.max_detections,
-            **training_options,
+            box_batch_size_per_image=getattr(architecture, "sampled_regions", 512),
         )
 
     def infer_tensors(self, images: Sequence[Tensor]) -> list[Detections]:
-        return [Detections.from_outputs(outputs, self.classes) for outputs in self.outputs(images)]
+        all_outputs = self.outputs(images) if images else []
+        return [Detections.from_outputs(outputs, self.classes) for outputs in all_outputs]
 
     def infer_tiles(self, image: Image, tile_size: int, batch_size: int) -> Detections:
         return detect_tiled(self, image, tile_size, batch_size)
@@ -146,7 +120,7 @@ class Detector(CocoPredictor):
         name = numbered_name(number, path)
         labels, visible = make_label_image(prediction, options.score)
         if options.figures:
-            from lambdanets.inference.drawing import overlay  # it imports Matplotlib
+            from lambdanets.inference.figures import overlay  # it imports Matplotlib
 
             save_image(overlay(image, visible), out / f"{name}.png")
         save_image(fromarray(labels), out / "labels" / label_image_name(name, labels))
@@ -170,8 +144,8 @@ class Detector(CocoPredictor):
         write_json(out / "images.json", {"images": images, "categories": [*map(dataclasses.asdict, self.categories)]})
         write_json(out / "results.json", results, None)
         objects = [{"image": row["path"]} | each for row in rows for each in row["objects"]]
-        table = [COLUMNS, *([each[column] for column in COLUMNS] for each in objects)]
-        atomic_write(out / "objects.csv", encode_utf8(csv_table(table)))
+        table = [[each[column] for column in COLUMNS] for each in objects]
+        atomic_write(out / "objects.csv", encode_utf8(csv_table([COLUMNS, *table])))
         return (
             f"{len(objects)} objects with a score of at least {options.score:g}, not completely covered by others, in "
             f"{len(images)} images; {len(results)} detections of any score in results.json"

@@ -38,8 +38,10 @@ from lambdanets.records import read_json
 
 README = "README.md"
 MAX_ERROR = 1e-3  # deep randomly initialized networks amplify rounding in float32 to a few 1e-5
-_RESULTS = ("top1", "validation_images", "data", "training_images", "epochs", "parameters", "seconds")
-_USAGE = """```python
+_RESULTS = ("top1", "validation_images", "training_images", "epochs", "parameters", "seconds")
+_USAGE = """Lambda layers of Bello, LambdaNetworks (ICLR 2021).
+
+```python
 import lambdanets as ln
 
 classifier = ln.load("FOLDER")  # this folder, or "hf-hub:USER/NAME"
@@ -92,22 +94,27 @@ def save_pretrained(
     with tempfile.TemporaryDirectory() as temporary:
         saved = Path(temporary)
         try:
-            save_config_for_hf(network, str(saved / CONFIG), **_options(card))
+            save_config_for_hf(network, str(saved / CONFIG), **(_options(card) if card else {}))
         except (AttributeError, TypeError, ValueError) as error:  # of timm
             raise InputError(f"model must be a classifier with arguments of JSON types: {one_line(error)}") from error
         (saved / HUB_WEIGHTS[0]).write_bytes(save(tensors, metadata=metadata))
         _check_loaded(network, saved)
-        (saved / README).write_bytes(encode_utf8(_readme(folder.resolve().name, network, card, run, license)))
+        result = read_json(run / "result.json", dict[str, Any]) if run and (run / "result.json").is_file() else {}
+        content = {
+            "tags": ["lambda-networks", "lambdanets"],
+            "license": license or "other",
+            "details": (card.recipe if card else {}) | {name: result[name] for name in _RESULTS if name in result},
+            "usage": _USAGE,
+        }
+        (saved / README).write_bytes(encode_utf8(generate_readme(content, folder.resolve().name)))
         folder.mkdir(parents=True, exist_ok=True)
         for path in saved.iterdir():
             atomic_write(folder / path.name, path.read_bytes())
     return folder
 
 
-def _options(card: ClassifierCard | None) -> dict[str, Any]:
+def _options(card: ClassifierCard) -> dict[str, Any]:
     """Return the arguments of `save_config_for_hf`: arguments of the network, classes and preprocessing."""
-    if card is None:
-        return {}
     preprocessing = card.preprocessing
     side, channels = preprocessing.image_size, preprocessing.channels
     data = {name: getattr(preprocessing, name) for name in ("mean", "std", "crop_pct", "interpolation")}
@@ -148,26 +155,6 @@ def max_error(network: nn.Module, expected: nn.Module, images: Tensor) -> float:
     """Return max|actual - expected| / max|expected| of the outputs of two networks."""
     outputs = expected(images)
     return float((network(images) - outputs).abs().max() / outputs.abs().max())
-
-
-def _readme(name: str, network: Any, card: ClassifierCard | None, run: Path | None, license: str | None) -> str:
-    """Return the text of README.md: how to load the model and, for a finished run, its scores and recipe."""
-    architecture, recipe = network.pretrained_cfg["architecture"], card.recipe if card is not None else {}
-    details: dict[str, Any] = {}
-    if run is not None and (run / "result.json").is_file():
-        result = read_json(run / "result.json", dict[str, Any])
-        if "data" not in recipe:  # it is private
-            result.pop("data", None)
-        details = {"result": {key: result[key] for key in _RESULTS if key in result}, "recipe": recipe}
-    content = {
-        "tags": ["lambda-networks", "lambdanets", architecture],
-        "license": license or "other",
-        "description": f"`{architecture}` with {network.num_classes} classes: lambda layers of Bello, LambdaNetworks "
-        "(ICLR 2021).",
-        "details": details,
-        "usage": _USAGE,
-    }
-    return generate_readme(content, name)
 
 
 def push_to_hub(
@@ -219,30 +206,22 @@ def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = 
     Raises InputError if the network has no lambda layers, or if a layer cannot be replaced.
     """
     name, path = source.removeprefix(ADOPTED_PREFIX), Path(source)
-    is_hidden = weights_in(path) or (path.exists() and not timm.is_model(name))
-    if ":" not in source and not is_hidden:  # an empty folder, such as --out, does not hide an architecture
+    is_name, card = timm.is_model(name) or not path.exists(), None
+    if is_name and ":" not in source and not weights_in(path):  # an empty folder hides no architecture
         network: Any = create_model(name, pretrained)
     elif (found := find_weights(source)).is_hub_format:
         network, card = load_network(found.file.parent)
-        return _adopt_copy(network, card, source)
     elif model is None:
         raise InputError(f"model must be the name of the timm model whose weights are in {source}, got none")
     else:
-        network = _load_file(found.file, model.removeprefix(ADOPTED_PREFIX))
-    config = {**network.pretrained_cfg, "num_classes": network.num_classes}
-    return _adopt_copy(network, card_from_config(config, config["architecture"], {}), source)
-
-
-def _load_file(path: Path, model: str) -> nn.Module:
-    """Create a timm model with the weights in a file, which determine the number of classes."""
-    tensors, _ = read_weights(path)
-    head = str(timm.get_pretrained_cfg(model).classifier) if timm.is_model(model) else ""
-    # training code puts prefixes before names
-    num_classes = next((len(x) for name, x in tensors.items() if f".{name}".endswith(f".{head}.weight")), None)
-    return build_with_weights(lambda: create_model(model, num_classes=num_classes), tensors, str(path))
-
-
-def _adopt_copy(network: nn.Module, card: dict[str, Any], source: str) -> Adopted:
+        architecture, (tensors, _) = model.removeprefix(ADOPTED_PREFIX), read_weights(found.file)
+        head = str(timm.get_pretrained_cfg(architecture).classifier) if timm.is_model(architecture) else ""
+        # training code puts prefixes before names
+        count = next((len(x) for name, x in tensors.items() if f".{name}".endswith(f".{head}.weight")), None)
+        network = build_with_weights(lambda: create_model(architecture, num_classes=count), tensors, str(found.file))
+    if card is None:
+        config = {**network.pretrained_cfg, "num_classes": network.num_classes}
+        card = card_from_config(config, config["architecture"], {})
     adopted = copy.deepcopy(network)
     families = adopt(adopted)
     content = json.dumps({**card, "model": f"{ADOPTED_PREFIX}{card['model']}"})

@@ -50,7 +50,9 @@ def load_one_of(
     if not issubclass(model_type, kinds):
         expected = " or ".join(kind.card_type.task for kind in kinds)
         raise InputError(f"{source.file} must be a {expected} model, got a {card.task} model")
-    return model_type.from_weights(card, tensors, source.name, resolved)
+    model = build_with_weights(lambda: model_type.build(card, len(card.classes)), tensors, source.name)
+    model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
+    return model_type(model.to(resolved).eval(), card)
 
 
 def read_model(source: WeightSource) -> tuple[dict[str, Tensor], ModelCard]:
@@ -99,25 +101,18 @@ def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str,
         raise InputError(f"input_size must be square, got {height}x{width}")
     if config.get("crop_mode", "center") != "center":
         raise InputError(f"crop_mode must be center, got {config['crop_mode']}")
-    num_classes = config["num_classes"]
-    classes = config.get("label_names")
+    count, classes = config["num_classes"], config.get("label_names")
     if not classes:
-        classes = ImageNetInfo().label_names() if num_classes == 1000 else [f"class {i}" for i in range(num_classes)]
+        classes = ImageNetInfo().label_names() if count == 1000 else [f"class {index}" for index in range(count)]
     if isinstance(classes, dict):  # by index, which JSON may have sorted as text
-        classes = [label for _, label in sorted(classes.items(), key=lambda item: int(item[0]))]
+        classes = [classes[index] for index in sorted(classes, key=int)]
+    shared = {name: config[name] for name in ("mean", "std", "crop_pct", "interpolation")}
     return {
         "task": "classification",
         "model": name,
         "classes": list(classes),
         "model_options": {key: value for key, value in options.items() if key not in ("in_chans", "num_classes")},
         "stretch": False,
-        "preprocessing": {
-            "image_size": height,
-            "channels": channels,
-            "mean": config["mean"],
-            "std": config["std"],
-            "crop_pct": config["crop_pct"],
-            "interpolation": config["interpolation"],
-        },
+        "preprocessing": {"image_size": height, "channels": channels} | shared,
         "recipe": {},
     }

@@ -1,7 +1,8 @@
-"""Model cards: the metadata of weight files that inference needs, such as class names and preprocessing.
+"""The fields that build a network, which recipes and model cards share; and model cards, the metadata of weight files.
 
-A card is stored as JSON under "lambdanets" in the metadata of a .safetensors file, and in checkpoints. It contains the
-recipe of the training run.
+A card has what inference needs, such as class names and preprocessing, and the recipe of the training run. It is stored
+as JSON under "lambdanets" in the metadata of a .safetensors file, and in checkpoints. Nothing here imports PyTorch
+before it is used, so that recipes do not.
 """
 
 import dataclasses
@@ -11,15 +12,67 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict
 
-from lambdanets.data.coco.images import MAX_CATEGORIES
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
-from lambdanets.inference.architecture import Architecture, DetectorArchitecture, Normalization
-from lambdanets.models.weights import packaged_models
 from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
 from lambdanets.registry import TASKS, installed_tasks, predictor_of
+
+ModelOptions = dict[str, bool | int | float | str | list[Any]]  # lists, as in folders of timm
+
+
+@record
+class Architecture:
+    """The network."""
+
+    model: str = ""
+    """Model name, from lambdanets or timm."""
+    model_options: ModelOptions = dataclasses.field(default_factory=dict)
+    """Keyword arguments of the model as pairs of name and value, for example: scope 7 content False."""
+
+    def checked_options(self) -> dict[str, Any]:
+        """Return model_options. Raises InputError if they, or `model`, are more than the name of an architecture."""
+        from lambdanets.models.factory import check_architecture
+
+        check_architecture(self.model, self.model_options)
+        return dict(self.model_options)
+
+
+@record
+class Normalization:
+    """Normalization of color images."""
+
+    mean: Annotated[tuple[float, float, float], Strict(False)] = (0.485, 0.456, 0.406)
+    """Mean for normalizing pixels in [0, 1], one number per channel."""
+    std: Annotated[tuple[PositiveFloat, PositiveFloat, PositiveFloat], Strict(False)] = (0.229, 0.224, 0.225)
+    """Standard deviation for normalizing pixels in [0, 1], one number per channel."""
+
+
+@record
+class DetectorArchitecture(Architecture, Normalization):
+    """The networks of Mask R-CNN: arguments of `mask_rcnn`."""
+
+    image_size: Annotated[int, Field(ge=4, le=10_000)] = 1024
+    """Longer side of an image after resizing, in pixels. In training it is multiplied by a random factor (--jitter)."""
+    levels: Annotated[Several[int], Field(min_length=1)] = (1, 2, 3, 4)
+    """Feature maps of the backbone that the feature pyramid uses. Level 0 has stride 2, level 1 stride 4, and so on."""
+    pyramid_channels: PositiveInt = 256
+    """Channels of the feature pyramid."""
+    box_layers: Annotated[tuple[NonNegativeInt, PositiveInt], Strict(False)] = (4, 1024)
+    """Box head: number of 3x3 convolutions and width of the fully connected layer."""
+    mask_layers: NonNegativeInt = 4
+    """Mask head: number of 3x3 convolutions."""
+    anchor_scale: PositiveFloat = 8.0
+    """Side of the anchors, as a multiple of the stride of their level."""
+    aspect_ratios: Annotated[Several[PositiveFloat], Field(min_length=1)] = (0.5, 1.0, 2.0)
+    """Aspect ratios of the anchors: height divided by width."""
+    proposals: PositiveInt = 1000
+    """Proposals per image that the region proposal network keeps after non-maximum suppression."""
+    max_detections: PositiveInt = 100
+    """Maximum number of detections per image."""
+    hide_padding: bool = True
+    """Mask padding in every layer, so that it has no effect. Backbones with attention need --no-hide-padding."""
 
 
 @record
@@ -45,13 +98,15 @@ class ModelCard(Architecture):
 
         Names that all users have are kept: those of packaged models, of timm's datasets, and "digits".
         """
-        private = TASKS[self.recipe.get("task", self.task)].recipe_class.PATHS
-        public = {name: value for name, value in self.recipe.items() if name not in private or _is_public(value or "")}
+        from lambdanets.models.weights import packaged_models
+
+        private, known = TASKS[self.recipe.get("task", self.task)].recipe_class.PATHS, {"digits", *packaged_models()}
+        public = {
+            name: value
+            for name, value in self.recipe.items()
+            if name not in private or value in known or str(value).startswith("torch/")
+        }
         return replace(self, recipe=public)
-
-
-def _is_public(name: str) -> bool:
-    return name == "digits" or name.startswith("torch/") or name in packaged_models()
 
 
 @record
@@ -94,7 +149,7 @@ class SegmenterCard(CocoCard):
 
     task: ClassVar[str] = "segmentation"
 
-    classes: Annotated[Several[str], Field(min_length=1, max_length=MAX_CATEGORIES)]
+    classes: Annotated[Several[str], Field(min_length=1, max_length=254)]  # 255 are the ignored pixels of a mask
 
 
 Card = TypeVar("Card", bound=ModelCard)

@@ -25,7 +25,6 @@ from lambdanets.device import resolve_device
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
 from lambdanets.inference.model_card import ModelCard
-from lambdanets.models.weights import build_with_weights
 from lambdanets.records import check
 
 if TYPE_CHECKING:
@@ -52,17 +51,10 @@ class Predictor(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.card.model}, {len(self.classes)} classes)"
 
-    @classmethod
-    def from_weights(cls, card: Any, tensors: Mapping[str, Tensor], source: str, device: torch.device) -> Self:
-        """Build a model from its card and weights. Raises InputError, which names source, if they do not match."""
-        model = build_with_weights(lambda: cls.build(card, len(card.classes)), dict(tensors), source)
-        model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
-        return cls(model.to(device).eval(), card)
-
     @staticmethod
     @abstractmethod
-    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
-        """Build the network of a card or recipe with random weights. training_options: arguments for training only."""
+    def build(architecture: Any, num_classes: int) -> nn.Module:
+        """Build the network of a card, or of a recipe with what only training needs, with random weights."""
 
     @staticmethod
     def accepts(name: str) -> bool:
@@ -83,10 +75,9 @@ class Predictor(ABC):
     def outputs(self, images: Tensor | Sequence[Tensor]) -> Any:
         """Return the model's outputs for images, in evaluation mode, on its device and in its dtype."""
         parameter = next(self.model.parameters())
+        inputs = images.to(parameter) if isinstance(images, Tensor) else [image.to(parameter) for image in images]
         with evaluation_mode(self.model):
-            if isinstance(images, Tensor):
-                return self.model(images.to(parameter))
-            return self.model([image.to(parameter) for image in images])
+            return self.model(inputs)
 
     def predict(
         self,
@@ -136,15 +127,14 @@ class Predictor(ABC):
         """
         stretch = self.card.stretch if stretch is None else stretch
         for start in range(0, len(paths), batch_size):
-            batch: list[tuple[Path, Any]] = []
+            images: dict[Path, Any] = {}
             for path in paths[start : start + batch_size]:
                 try:
-                    batch.append((path, self.read(path, channel=channel, stretch=stretch)))
+                    images[path] = self.read(path, channel=channel, stretch=stretch)
                 except UnreadableImage as error:
                     unreadable.append(str(error))
-            images = [image for _, image in batch]
-            predictions = self.infer(images, batch_size=batch_size, **options) if images else []
-            yield from ((path, image, each) for (path, image), each in zip(batch, predictions, strict=True))
+            predictions = self.infer([*images.values()], batch_size=batch_size, **options) if images else []
+            yield from zip(images.keys(), images.values(), predictions, strict=True)
 
     @staticmethod
     def read(path: Path, **options: Any) -> Any:
@@ -153,28 +143,27 @@ class Predictor(ABC):
 
     @abstractmethod
     def infer(self, images: Sequence[Image], /, *args: Any, **options: Any) -> list[Any]:
-        """Preprocess images of mode "L" or "RGB", run the model, and return one prediction per image.
+        """Return one prediction for each image of a batch, of mode "L" or "RGB".
 
-        A task declares batch_size, tiles per forward pass (the images are one batch), and the options that it has.
+        A task declares batch_size, of its tiles, and the options that it has.
         """
 
     def infer_options(self, options: Any) -> dict[str, Any]:
-        """Return the options of `infer` for those of the command, `TaskEntry.predict_options`."""
+        """Return the options of `infer` for the task's options of the command."""
         return {}
 
     @abstractmethod
     def evaluator(self, *args: Any, **options: Any) -> "Evaluator":
         """Return the evaluator on labeled data, by default the validation data of the training run.
 
-        A task declares the parameters that it has, and the same as options of the command,
-        `TaskEntry.evaluate_options`.
+        A task declares the parameters that it has, which are also its options of the command.
         """
 
     @abstractmethod
     def write(self, prediction: Any, image: Image, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
         """Write the files of one image's prediction, and return its row for `describe` and `finish`, as for JSON.
 
-        path, number: of the image, from 1. out: the output path. options: the task's options in `options.py`.
+        number: of the image, from 1. out: the output path. options: the task's options in `options.py`.
         """
 
     def describe(self, row: Mapping[str, Any]) -> str:
@@ -194,12 +183,11 @@ class Predictor(ABC):
 def image_batches(
     images: ImageInputs, batch_size: int, *, channel: int | None = None, stretch: bool = False
 ) -> Iterator[list[Image]]:
-    """Yield batches of 8-bit images of mode "L" or "RGB", in order, with EXIF orientation applied.
+    """Yield batches of 8-bit images of mode "L" or "RGB", with EXIF orientation applied, when they are requested.
 
     images: as in `Predictor.predict`. channel, stretch: as in `read_image`, for images of all types.
 
-    Images are decoded when their batch is requested. Raises InputError for an invalid argument, and UnreadableImage,
-    also for Pillow images of colors with more than 8 bits: pass their paths.
+    Raises InputError, and UnreadableImage, also for Pillow images of colors with more than 8 bits: pass their paths.
     """
     check("batch_size", batch_size, PositiveInt)
     check("channel", channel, NonNegativeInt | None)

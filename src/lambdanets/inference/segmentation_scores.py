@@ -10,6 +10,8 @@ import numpy as np
 
 from lambdanets.data.coco.images import IGNORED
 from lambdanets.errors import explain_missing_extras
+from lambdanets.inference.evaluator import format_score
+from lambdanets.terminal import text_table
 
 TOLERANCE = 2.0  # pixels
 SCORES = ("dice", "iou", "boundary_f1")
@@ -44,6 +46,13 @@ class SegmentationScores:
         """The mean of each score over the classes without the background; None if no class has the score."""
         return {name: _mean(getattr(self, name)[1:]) for name in SCORES}
 
+    def lines(self) -> list[str]:
+        """A table of the scores of each class, and of the means."""
+        scores = self.to_dict()
+        rows = (*scores["classes"], scores | {"name": "mean without background"})
+        table = [[row["name"], *(format_score(row[score]) for score in SCORES)] for row in rows]
+        return text_table([["class", *SCORES], *table]).splitlines()
+
     def to_dict(self) -> dict[str, Any]:
         """Means and scores per class, for JSON."""
         rows = zip(self.classes, self.dice, self.iou, self.boundary_f1, strict=True)
@@ -65,7 +74,7 @@ def count_image(image_index: int, predicted: np.ndarray, target: np.ndarray, num
 
 
 def summarize(counts: Iterable[ImageCounts], classes: Sequence[str]) -> SegmentationScores:
-    """Return the scores of a dataset. They do not depend on the order of the images."""
+    """Return the scores of a dataset, which do not depend on the order of the images."""
     images = sorted(counts, key=itemgetter(0))
     confusion = np.sum([image.confusion for image in images], axis=0)
     numbers = np.stack([confusion.sum(0), confusion.sum(1), confusion.diagonal()], axis=1).tolist()

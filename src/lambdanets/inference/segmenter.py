@@ -12,17 +12,16 @@ from torchvision.transforms.v2.functional import normalize
 
 from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.images import SEMANTIC_MASK, image_to_tensor, load_with_semantic_mask, make_semantic_mask
+from lambdanets.data.coco.images import image_to_tensor, make_semantic_mask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
-from lambdanets.inference.evaluator import format_score
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import numbered_name, save_image
-from lambdanets.inference.segmentation_scores import SCORES, SegmentationScores, count_image, summarize
+from lambdanets.inference.segmentation_scores import count_image, summarize
 from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
-from lambdanets.terminal import csv_table, text_table
+from lambdanets.terminal import csv_table
 
 BACKGROUND_NAME = "background"
 COLUMNS = ("image", "label", "class", "pixels", "fraction")  # of classes.csv
@@ -53,45 +52,26 @@ class Segmentation:
         return f"Segmentation({', '.join([f'{height} x {width} pixels', *fractions])})"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SegmentationEvaluation(CocoEvaluation):
-    """Dice, IoU and boundary F1 of a segmenter."""
-
-    scores: SegmentationScores
-
-    def metrics(self) -> dict[str, float | None]:
-        return self.scores.means()
-
-    def lines(self) -> list[str]:
-        scores = self.scores.to_dict()
-        rows = [["class", *SCORES]]
-        for row in (*scores["classes"], scores | {"name": "mean without background"}):
-            rows.append([row["name"], *(format_score(row[score]) for score in SCORES)])
-        return text_table(rows).splitlines()
-
-
 class SegmentationEvaluator(CocoEvaluator):
     """Measures the `ImageCounts` of each image. Only images of equal size share a forward pass."""
 
     predictor: "Segmenter"
-    load = staticmethod(load_with_semantic_mask)
 
     # images differ in size, and --compile would compile the model again for many sizes
     @torch.compiler.set_stance("force_eager")
     def measure(self, batch: Batch) -> list[Any]:
-        segmentations, count = self.predictor.infer_tensors(batch.images), len(self.predictor.classes)
+        annotated, count = self.images.annotations.images, len(self.predictor.classes)
         return [
-            count_image(index, found.labels.numpy(), target[SEMANTIC_MASK].cpu().numpy(), count)
-            for index, found, target in zip(batch.indices.tolist(), segmentations, batch.targets, strict=True)
+            count_image(index, found.labels.numpy(), make_semantic_mask(annotated[index]), count)
+            for index, found in zip(batch.indices.tolist(), self.predictor.infer_tensors(batch.images), strict=True)
         ]
 
-    def score(self, measures: list[Any], unreadable: list[str]) -> SegmentationEvaluation:
+    def score(self, measures: list[Any], unreadable: list[str]) -> CocoEvaluation:
         readable = sorted(counts.image_index for counts in measures)
-        scores = summarize(measures, self.predictor.classes)
-        return SegmentationEvaluation(scores, readable, unreadable)
+        return CocoEvaluation(summarize(measures, self.predictor.classes), readable, unreadable)
 
     def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
-        from lambdanets.inference.drawing import overlay_classes
+        from lambdanets.inference.figures import overlay_classes
 
         (predicted,) = self.predictor.infer([image])
         target = make_semantic_mask(annotated)
@@ -108,9 +88,8 @@ class Segmenter(CocoPredictor):
     card: SegmenterCard
 
     @staticmethod
-    def build(architecture: Any, num_classes: int, **training_options: Any) -> nn.Module:
-        options = architecture.checked_options() | training_options
-        return create_model(architecture.model, num_classes=1 + num_classes, **options)
+    def build(architecture: Any, num_classes: int) -> nn.Module:
+        return create_model(architecture.model, **architecture.checked_options() | {"num_classes": 1 + num_classes})
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -118,15 +97,10 @@ class Segmenter(CocoPredictor):
         return BACKGROUND_NAME, *self.card.classes
 
     def infer_tensors(self, images: Sequence[Tensor]) -> list[Segmentation]:
-        """Segment images at their own resolution. Only images of equal size share a forward pass."""
-        by_size: dict[torch.Size, list[int]] = {}
-        for index, image in enumerate(images):
-            by_size.setdefault(image.shape, []).append(index)
-        probabilities: dict[int, Tensor] = {}
-        for indices in by_size.values():
-            batch = self._probabilities(torch.stack([images[index] for index in indices]))
-            probabilities |= zip(indices, batch, strict=True)
-        return [self._segmentation(probabilities[index]) for index in range(len(images))]
+        """Segment images at their own resolution, in one forward pass if all have the same size."""
+        have_one_size = len({image.shape for image in images}) == 1
+        batches = [torch.stack([*images])] if have_one_size else [image[None] for image in images]
+        return [self._segmentation(found) for batch in batches for found in self._probabilities(batch)]
 
     def infer_tiles(self, image: Image.Image, tile_size: int, batch_size: int) -> Segmentation:
         num_classes, tensor = len(self.classes), image_to_tensor(image)
@@ -148,7 +122,7 @@ class Segmenter(CocoPredictor):
         name, labels = f"{numbered_name(number, path)}.png", prediction.labels.numpy()
         save_image(Image.fromarray(labels), out / "classes" / name)
         if options.figures:
-            from lambdanets.inference.drawing import overlay_classes
+            from lambdanets.inference.figures import overlay_classes
 
             save_image(overlay_classes(image, labels), out / name)
         return {"pixels": [count for _, count in prediction.pixels]}

@@ -11,7 +11,7 @@ Run: lambdanets train coco --data TRAIN --images FOLDER --validation-data VALIDA
 
 from dataclasses import replace
 
-from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.recipes import DetectionRecipe
 
 NUM_IMAGES, BATCH_SIZE, NUM_STEPS = 118_287, 256, 130_000
 STEPS_PER_EPOCH = NUM_IMAGES // BATCH_SIZE

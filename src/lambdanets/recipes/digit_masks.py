@@ -7,7 +7,7 @@ Run: lambdanets train digit_masks
 
 from dataclasses import replace
 
-from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
+from lambdanets.tasks.recipes import SegmentationRecipe
 
 recipe = SegmentationRecipe(
     data="digits",

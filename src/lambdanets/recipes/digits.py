@@ -4,7 +4,7 @@ Hardware: two CPU cores, under three minutes. No download.
 Run: lambdanets train digits
 """
 
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.recipes import ClassificationRecipe
 
 recipe = ClassificationRecipe(
     data="digits",

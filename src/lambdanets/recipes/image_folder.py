@@ -9,7 +9,7 @@ Run: lambdanets train image_folder --data FOLDER
 
 from dataclasses import replace
 
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.recipes import ClassificationRecipe
 
 recipe = ClassificationRecipe(
     data="",

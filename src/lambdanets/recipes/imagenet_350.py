@@ -12,7 +12,7 @@ Run: lambdanets train imagenet_350_152_256 --data SHARDS --devices 8 --run DIR
 from dataclasses import replace
 
 from lambdanets.recipes.imagenet_90 import recipe as imagenet_90
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.recipes import ClassificationRecipe
 
 # Rows: depth, image size, RandAugment magnitude, dropout, stochastic depth rate.
 TABLE_20 = (

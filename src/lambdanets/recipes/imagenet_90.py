@@ -11,7 +11,7 @@ Run: lambdanets train imagenet_90 --data SHARDS --devices 8 --run DIR
 
 from dataclasses import replace
 
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
+from lambdanets.tasks.recipes import ClassificationRecipe
 
 BATCH_SIZE = 4096
 

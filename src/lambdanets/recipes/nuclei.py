@@ -8,7 +8,7 @@ Run: lambdanets train nuclei --data TRAIN --images TAR --validation-data VALIDAT
 
 from dataclasses import replace
 
-from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.recipes import DetectionRecipe
 
 recipe = DetectionRecipe(
     images="",

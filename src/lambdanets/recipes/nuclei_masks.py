@@ -7,7 +7,7 @@ Run: lambdanets train nuclei_masks --data TRAIN --images TAR --validation-data V
 
 from dataclasses import replace
 
-from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
+from lambdanets.tasks.recipes import SegmentationRecipe
 
 recipe = SegmentationRecipe(
     images="",

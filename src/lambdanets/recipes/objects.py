@@ -4,7 +4,7 @@ Hardware: one GPU, or two CPU cores for a few hundred images.
 Run: lambdanets train objects --data TRAIN --images FOLDER --validation-data VALIDATION --run DIR
 """
 
-from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.recipes import DetectionRecipe
 
 recipe = DetectionRecipe(
     images="",

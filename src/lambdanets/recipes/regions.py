@@ -4,7 +4,7 @@ Hardware: one GPU, or two CPU cores for a few hundred images.
 Run: lambdanets train regions --data TRAIN --images FOLDER --validation-data VALIDATION --run DIR
 """
 
-from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
+from lambdanets.tasks.recipes import SegmentationRecipe
 
 recipe = SegmentationRecipe(
     images="",

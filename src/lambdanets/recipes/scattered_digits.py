@@ -4,7 +4,7 @@ Hardware: two CPU cores, 14 minutes. One seed; the learning rate was tuned on th
 Run: lambdanets train scattered_digits
 """
 
-from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.recipes import DetectionRecipe
 
 recipe = DetectionRecipe(
     data="digits",

@@ -13,6 +13,7 @@ from lambdanets.inference.model_card import read_card
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import find_weights, load_tensors, match_names
 from lambdanets.ops.tables import resize_table
+from lambdanets.registry import predictor_of
 
 
 class InitialWeights(NamedTuple):
@@ -56,11 +57,17 @@ def read_initial_weights(path: str, classes: int | Sequence[str]) -> InitialWeig
     return InitialWeights(source.name, tensors, classes_differ)
 
 
-def load_initial_weights(model: Any, path: str, classes: int | Sequence[str]) -> None:
-    """Load the weights of a file or run folder into a model with timm's interface, whose head is its classifier."""
-    head = model.get_classifier()
-    heads = [f"{name}." for name, module in model.named_modules() if module is head]
-    read_initial_weights(path, classes).load_into(model, heads)
+def build_model(recipe: Any, classes: int | Sequence[str]) -> Any:
+    """Build a recipe's network for class names, or a number of classes, and load its initial weights, if any.
+
+    A network with weights has timm's interface: its head is its classifier.
+    """
+    model = predictor_of(recipe.task).build(recipe, classes if isinstance(classes, int) else len(classes))
+    if recipe.weights is not None:
+        head = model.get_classifier()
+        heads = [f"{name}." for name, module in model.named_modules() if module is head]
+        read_initial_weights(recipe.weights, classes).load_into(model, heads)
+    return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
 
 
 def identify_weights(weights: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lambdanets.errors import InputError
-from lambdanets.inference.architecture import Architecture
+from lambdanets.inference.model_card import Architecture
 from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error, write_json
 from lambdanets.registry import TASKS, find, installed_tasks
 

@@ -16,6 +16,7 @@ from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.records import shared_fields
 from lambdanets.registry import predictor_of
+from lambdanets.training.initial_weights import build_model
 
 
 class Task(ABC):
@@ -73,9 +74,10 @@ class Task(ABC):
             checkpoint_every=2,
         )
 
-    @abstractmethod
     def build(self, recipe: Any) -> nn.Module:
         """Build the model, with the recipe's initial weights."""
+        model: nn.Module = build_model(recipe, self.classes)
+        return model
 
     @abstractmethod
     def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches:

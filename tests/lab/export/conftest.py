@@ -13,7 +13,7 @@ import lambdanets as ln
 from lab.export.shallow_resnet import shallow_lambda_resnet
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import WEIGHTS, save_weights
-from lambdanets.tasks.classification.task import build_model
+from lambdanets.training.initial_weights import build_model
 from lambdanets_lab.export.export import Exported
 from noise_images import write_two_classes
 from training.detection.constructed_detector import write_constructed_detector

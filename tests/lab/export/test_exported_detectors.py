@@ -69,8 +69,9 @@ def test_openvino_detector_without_hidden_padding_detects_the_same_objects(
 ):
     detector = exported_detector.detector
     card = replace(detector.card, hide_padding=False)
-    padded = ln.Detector.from_weights(card, detector.model.state_dict(), "weights", torch.device("cpu"))
-    exported = ln.export(padded, tmp_path / "m.xml", to="openvino", image_size=(71, 90))
+    padded = ln.Detector.build(card, len(card.classes)).eval()
+    padded.load_state_dict(detector.model.state_dict())
+    exported = ln.export(ln.Detector(padded, card), tmp_path / "m.xml", to="openvino", image_size=(71, 90))
     assert_same_objects(exported, [nn.functional.interpolate(image, (71, 90)) for image in scattered_digits])
 
 

@@ -19,13 +19,13 @@ from torchvision.ops import nms
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import load_image
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
+from lambdanets.inference.coco_scores import METRICS
 from lambdanets.inference.detections import Detections
-from lambdanets.inference.detector import METRICS, Detector
+from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.coco.task import open_datasets
-from lambdanets.tasks.detection.recipe import DetectionRecipe
-from lambdanets.tasks.detection.task import build_model
+from lambdanets.tasks.detection import DetectionTask, build_model
+from lambdanets.tasks.recipes import DetectionRecipe
 from training.detection.tiny_detection import (
     NUM_TRAINING_IMAGES,
     NUM_VALIDATION_IMAGES,
@@ -59,7 +59,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
         batch_norm_momentum=0.001,
         **changes,
     )
-    images = open_datasets(recipe)[1]
+    images = DetectionTask(recipe).validation
     batches = Batches(images, load_image, batch_size=recipe.batch_size)
     pixels = [image for batch in batches for image in batch.images]
     names, ids = (tuple(category[field] for category in TWO_CATEGORIES) for field in ("name", "id"))

@@ -135,7 +135,7 @@ def test_scores_without_objects_of_a_size_or_category_are_none(two_cats):
     assert evaluate(two_cats, []).summary()["bbox"] == {name: value and 0 for name, value in perfect.items()}
     two_cats["annotations"][1]["category_id"] = 9
     scores = evaluate(two_cats, [to_result(two_cats["annotations"][1])])
-    assert scores.per_category("segm") == {"cat": 0, "dog": None, "bird": 1, "owl": None}
+    assert scores.to_dict()["AP_by_category"]["segm"] == {"cat": 0, "dog": None, "bird": 1, "owl": None}
     np.testing.assert_allclose(scores.curve("segm", "AP"), 0.5)
     scores = evaluate(two_cats | {"annotations": []}, both)
     assert scores.summary() == dict.fromkeys(("bbox", "segm"), dict.fromkeys(NAMES))

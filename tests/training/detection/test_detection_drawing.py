@@ -7,7 +7,7 @@ from PIL import Image
 
 from lambdanets.data.coco.masks import CroppedMask
 from lambdanets.inference.detections import Detections
-from lambdanets.inference.drawing import overlay, overlay_classes
+from lambdanets.inference.figures import overlay, overlay_classes
 
 
 def pixels(image):

@@ -97,14 +97,6 @@ def test_steps_without_objects_are_trained_on(tiny, tmp_path):
     assert_finite(tmp_path / "run")
 
 
-def test_images_too_small_for_batch_norm_are_skipped(tiny, tmp_path):
-    # each position of the coarsest feature map covers 4 x 4 pixels
-    run.start(replace(tiny, image_size=6, jitter=(0.3, 2.0), micro_batch=1), tmp_path / "run")
-    assert_finite(tmp_path / "run")
-    with pytest.raises(InputError, match="batch_size must give at least 2 images"):
-        run.start(replace(tiny, image_size=4, jitter=(1.0, 1.0), batch_size=1), tmp_path / "smaller")
-
-
 def test_bfloat16_trains_to_finite_weights(tiny, tmp_path):
     run.start(replace(tiny, precision="bf16-mixed", epochs=1), tmp_path / "run")
     assert_finite(tmp_path / "run")

@@ -7,8 +7,7 @@ from torch import nn
 from lambdanets.data.batches import Batch
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
-from lambdanets.tasks.coco.task import open_datasets
-from lambdanets.tasks.detection.task import DetectionTask, build_model
+from lambdanets.tasks.detection import DetectionTask, build_model
 from lambdanets.training.module import TrainingModule
 from training.detection.oracle import Oracle
 from training.detection.tiny_detection import tiny_recipe
@@ -19,7 +18,7 @@ from training.runs import task_with
 def recipe_and_images(tmp_path_factory):
     """A recipe that keeps all detections, and its training set."""
     recipe = tiny_recipe(tmp_path_factory.mktemp("validation"), max_detections=100, batch_size=3)
-    return recipe, open_datasets(recipe)[0]
+    return recipe, DetectionTask(recipe).training
 
 
 def evaluate_oracle(recipe, images, **options):

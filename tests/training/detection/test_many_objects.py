@@ -20,7 +20,7 @@ from lambdanets.data.labeled_images import ImageArray
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
-from lambdanets.tasks.detection.task import augment
+from lambdanets.tasks.detection import augment
 
 HEIGHT, WIDTH, NUM_OBJECTS = 350, 1000, 8_000
 MAX_BYTES = 2**30  # all masks together have 2.8 GB

@@ -7,10 +7,10 @@ from PIL import Image
 from torch import nn
 
 from data.coco.coco_files import image, write
+from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
-from lambdanets.tasks.coco.task import augmented_batches, open_datasets
-from lambdanets.tasks.detection.task import augment, build_model
+from lambdanets.tasks.detection import DetectionTask, build_model
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
 from training.runs import SEED
 
@@ -42,7 +42,7 @@ def test_overfits_one_image(tmp_path):
     no_augmentation = {"jitter": (1.0, 1.0), "flip": 0.0, "drop_path": 0.0, "batch_size": 1}
     heads = {"pyramid_channels": 16, "box_layers": (1, 32), "proposals": 20, "sampled_regions": 16}
     recipe = tiny_recipe(tmp_path, **annotations, **images, **no_augmentation, **heads, max_detections=10)
-    training, validation = open_datasets(recipe)[:2]
+    task = DetectionTask(recipe)
     torch.manual_seed(SEED)
     model = build_model(recipe, len(TWO_CATEGORIES))
     for norm in model.modules():
@@ -51,7 +51,7 @@ def test_overfits_one_image(tmp_path):
     names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
     detector = Detector(model, make_card(DetectorCard, recipe, names, category_ids=ids))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    (batch,) = augmented_batches(recipe, training, augment)
+    (batch,) = task.training_batches(recipe, BatchSlice())
     ap50_history = []
     for step in range(1, STEPS + 1):
         model.train()
@@ -60,7 +60,7 @@ def test_overfits_one_image(tmp_path):
         optimizer.zero_grad()
         if step % 20 == 0:
             model.eval()
-            summary = DetectionEvaluator(detector, validation).evaluate().scores.summary()
+            summary = DetectionEvaluator(detector, task.validation).evaluate().scores.summary()
             ap50_history.append([summary[iou_type]["AP50"] for iou_type in ("bbox", "segm")])
             if min(ap50_history[-1]) == 1:
                 return

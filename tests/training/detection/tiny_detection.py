@@ -7,7 +7,7 @@ from typing import Any
 
 from lambdanets.data.coco.scattered_digits import CATEGORIES, write_scattered_digits
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
-from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.recipes import DetectionRecipe
 from training.runs import SEED
 
 NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES = 4, 2

@@ -11,9 +11,9 @@ from PIL import Image
 from lambdanets.data.coco.annotations import AnnotatedImage, Object
 from lambdanets.data.coco.images import IGNORED
 from lambdanets.data.coco.masks import encode_rle
-from lambdanets.tasks.coco.task import augmented_batches, open_datasets
-from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
-from lambdanets.tasks.segmentation.task import augment
+from lambdanets.data.order import BatchSlice
+from lambdanets.tasks.recipes import SegmentationRecipe
+from lambdanets.tasks.segmentation import SegmentationTask, augment
 from training.segmentation.tiny_segmentation import tiny_segmentation
 
 RECIPE = SegmentationRecipe(data="digits", image_size=32, rotate=True, mean=(0, 0, 0), std=(1, 1, 1))
@@ -67,10 +67,9 @@ def test_flips_and_rotations_give_all_eight_orientations():
 @pytest.mark.parametrize("workers", [0, 1])
 def test_training_crops_depend_only_on_seed_and_epoch(workers, tmp_path):
     recipe = tiny_segmentation(tmp_path / "digits")
-    images = open_datasets(recipe)[0]
 
     def crops(recipe):
-        with augmented_batches(recipe, images, augment) as batches:
+        with SegmentationTask(recipe).training_batches(recipe, BatchSlice()) as batches:
             return [torch.stack(batch.images) for _ in range(2) for batch in batches]
 
     expected, actual = crops(recipe), crops(replace(recipe, workers=workers))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lambdanets.data.coco.images import IGNORED
-from lambdanets.tasks.segmentation.task import cross_entropy_and_dice
+from lambdanets.tasks.segmentation import cross_entropy_and_dice
 
 
 def example(num_images=3, num_classes=4, seed=0):

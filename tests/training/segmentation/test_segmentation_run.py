@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 from convergence import train_until
-from lambdanets.data.coco.images import IGNORED, load_with_semantic_mask
+from lambdanets.data.coco.images import IGNORED, make_semantic_mask
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.inference.segmenter import SegmentationEvaluator, Segmenter
-from lambdanets.tasks.coco.task import open_datasets
-from lambdanets.tasks.segmentation.task import SegmentationTask, build_model
+from lambdanets.tasks.segmentation import SegmentationTask
 from lambdanets.training import run
+from lambdanets.training.initial_weights import build_model
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import edit_annotations
@@ -94,7 +94,7 @@ class Oracle(nn.Module):
     def __init__(self, images):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1))
-        self._maps = iter([load_with_semantic_mask(images, index)[1]["semantic_mask"] for index in range(len(images))])
+        self._maps = iter([torch.from_numpy(make_semantic_mask(image)) for image in images.annotations.images])
 
     def forward(self, x):
         classes = next(self._maps)
@@ -108,7 +108,7 @@ def test_crowds_are_not_scored(tmp_path):
         return [annotation | {"iscrowd": int(annotation["id"] > 1)} for annotation in annotations]
 
     edit_annotations(Path(recipe.validation_data), annotations=hide_all_but_first)
-    images = open_datasets(recipe)[1]
+    images = SegmentationTask(recipe).validation
     assert any(instance.crowd for image in images.annotations.images for instance in image.objects)
     segmenter = Segmenter(Oracle(images), make_card(SegmenterCard, recipe, CLASSES[1:], category_ids=(4, 7)))
     scores = SegmentationEvaluator(segmenter, images).evaluate().scores

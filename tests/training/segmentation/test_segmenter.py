@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import lambdanets as ln
 from lambdanets.errors import InputError
-from lambdanets.inference.drawing import class_color, overlay_classes
+from lambdanets.inference.figures import class_color, overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
 from training.segmentation.tiny_segmentation import CLASSES
 

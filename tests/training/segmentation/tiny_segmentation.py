@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
-from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
+from lambdanets.tasks.recipes import SegmentationRecipe
 from training.detection.tiny_detection import NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, merge_into_two_categories
 from training.runs import SEED
 

@@ -1,16 +1,15 @@
 """The classification task: data, model and loss."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from PIL.Image import Image
 from timm.data import create_transform
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
 from lambdanets.data.batches import Batch
@@ -19,12 +18,10 @@ from lambdanets.data.labeled_images import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.transforms import Preprocessing, center_square, normalize
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import read_model
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models.weights import find_weights
-from lambdanets.tasks.classification.recipe import ClassificationRecipe
-from lambdanets.training.initial_weights import load_initial_weights
+from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training.task import Task
 
 QUICKTEST_IMAGES = 12
@@ -84,9 +81,6 @@ class ClassificationTask(Task):
             image_size=min(recipe.image_size, 32),
         )
 
-    def build(self, recipe: ClassificationRecipe) -> nn.Module:
-        return build_model(recipe, self.classes)
-
     def training_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
         return make_batches(recipe, self.training, batch_slice=batch_slice)
 
@@ -145,17 +139,3 @@ def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:
         crop = RandomCrop(recipe.image_size, recipe.crop_padding)
         transform.transforms[0] = Compose([center_square, resize, crop])  # in place of RandomResizedCrop
     return transform
-
-
-def build_model(recipe: ClassificationRecipe, classes: int | Sequence[str]) -> nn.Module:
-    """Build the recipe's model for a number of classes or for class names, and load its initial weights, if any.
-
-    The head is re-initialized if the weights were trained on other classes. Embedding tables of another scope are
-    interpolated.
-    """
-    rates = {"drop_path_rate": recipe.drop_path, "drop_rate": recipe.dropout}
-    num_classes = classes if isinstance(classes, int) else len(classes)
-    model = Classifier.build(recipe, num_classes, **{name: rate for name, rate in rates.items() if rate})
-    if recipe.weights is not None:
-        load_initial_weights(model, recipe.weights, classes)
-    return model.to(memory_format=torch.channels_last)  # makes convolutions faster on CPU and GPU

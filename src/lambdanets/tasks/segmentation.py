@@ -1,13 +1,12 @@
 """The segmentation task: data, augmentation, model and loss."""
 
 import random
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from PIL.Image import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
@@ -16,10 +15,8 @@ from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import IGNORED, SEMANTIC_MASK, Target, image_to_tensor, make_semantic_mask
 from lambdanets.errors import InputError
 from lambdanets.inference.segmentation_scores import SCORES
-from lambdanets.inference.segmenter import Segmenter
-from lambdanets.tasks.coco.task import CocoTask
-from lambdanets.tasks.segmentation.recipe import SegmentationRecipe
-from lambdanets.training.initial_weights import load_initial_weights
+from lambdanets.tasks.coco import CocoTask
+from lambdanets.tasks.recipes import SegmentationRecipe
 
 _SMOOTHING = 1.0  # pixels, of the Dice loss
 
@@ -27,9 +24,8 @@ _SMOOTHING = 1.0  # pixels, of the Dice loss
 def augment(image: Image, annotated: AnnotatedImage, recipe: SegmentationRecipe) -> tuple[Tensor, Target]:
     """Return a random crop of a scaled image, normalized, (3, S, S) with S = image_size, and its semantic mask (S, S).
 
-    The scale is a random factor from `jitter`. The crop has a random position; if the scaled image is smaller than S,
-    the rest of the crop is 0 in the image and IGNORED in the semantic mask. Then the crop is flipped and rotated. Uses
-    Python's global random generator.
+    If the scaled image is smaller than S, the rest of the crop is 0 in the image and IGNORED in the semantic mask. Then
+    the crop is flipped and rotated. Uses Python's global random generator.
     """
     scale, size = random.uniform(*recipe.jitter), recipe.image_size
     (top, height, new_height), (left, width, new_width) = (_random_crop(side, scale, size) for side in image.size[::-1])
@@ -65,9 +61,6 @@ class SegmentationTask(CocoTask):
 
     recipe: SegmentationRecipe
 
-    def build(self, recipe: SegmentationRecipe) -> nn.Module:
-        return build_model(recipe, self.classes)
-
     def losses(self, batch: Batch, recipe: SegmentationRecipe) -> dict[str, Tensor]:
         logits = self.model(torch.stack(batch.images).contiguous(memory_format=torch.channels_last))
         targets = torch.stack([target[SEMANTIC_MASK] for target in batch.targets])
@@ -80,14 +73,6 @@ class SegmentationTask(CocoTask):
         cross_entropy, dice_loss = (losses.sum() for losses in cross_entropy_and_dice(logits, targets))
         loss = cross_entropy + recipe.dice_weight * dice_loss
         return {"loss": loss, "cross_entropy": cross_entropy, "dice_loss": dice_loss}
-
-
-def build_model(recipe: SegmentationRecipe, classes: Sequence[str]) -> nn.Module:
-    """Build the recipe's model for the names of the categories, and load its initial weights, if any."""
-    model = Segmenter.build(recipe, len(classes))
-    if recipe.weights is not None:
-        load_initial_weights(model, recipe.weights, classes)
-    return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
 
 
 def cross_entropy_and_dice(logits: Tensor, semantic_masks: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,12 +19,13 @@ from torchvision.transforms.v2 import functional as transforms
 from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import Target, image_to_tensor
-from lambdanets.data.coco.masks import CroppedMask, to_cropped_mask
-from lambdanets.inference.detector import METRICS, Detector
+from lambdanets.data.coco.masks import to_cropped_mask
+from lambdanets.inference.coco_scores import METRICS
+from lambdanets.inference.detector import Detector
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.models.weights import match_names
-from lambdanets.tasks.coco.task import CocoTask
-from lambdanets.tasks.detection.recipe import DetectionRecipe
+from lambdanets.tasks.coco import CocoTask
+from lambdanets.tasks.recipes import DetectionRecipe
 from lambdanets.training.initial_weights import read_initial_weights
 from lambdanets.training.task import first_readable
 
@@ -41,9 +42,8 @@ LOSS_NAMES = {
 def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) -> tuple[Tensor, Target]:
     """Apply scale jitter, a crop to at most image_size, and a horizontal flip to an image and its objects.
 
-    The scale is a random factor from `jitter` times the scale at which the image fits into image_size. Crowds and
-    objects outside the crop are dropped. If more than max_objects remain, a random subset is kept. The crop may cut
-    an object; its box is then the box of the visible part of its mask. Uses Python's global random generator.
+    Crowds and objects outside the crop are dropped. If more than max_objects remain, a random subset is kept. The crop
+    may cut an object; its box is then that of the visible part of its mask. Uses Python's global random generator.
     """
     scale = random.uniform(*recipe.jitter) * recipe.image_size / max(image.size)
     (top, height, new_height), (left, width, new_width) = (
@@ -69,8 +69,10 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
         if len(kept) == recipe.max_objects:
             break
         patch = to_cropped_mask(objects[index].segmentation, annotated.height, annotated.width)
+        whole = np.zeros((annotated.height, annotated.width), np.uint8)
+        whole[patch.top : patch.top + patch.mask.shape[0], patch.left : patch.left + patch.mask.shape[1]] = patch.mask
         # nearest, not nearest-exact: torchvision's roi_align of masks compensates for its shift by half a pixel
-        cropped = tv_tensors.Mask(_crop_patch(patch, top, left, height, width))
+        cropped = tv_tensors.Mask(torch.from_numpy(whole[top : top + height, left : left + width]))
         mask: Any = transforms.resize(cropped, [new_height, new_width])
         if mask.any():
             masks[len(kept)] = mask.flip(-1) if flipped else mask
@@ -85,21 +87,11 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
     return transforms.horizontal_flip(crop) if flipped else crop, target
 
 
-def _crop_patch(patch: CroppedMask, top: int, left: int, height: int, width: int) -> Tensor:
-    """Return the mask of an object in a crop of the image, uint8 (height, width)."""
-    # torchvision's crop is wrong where the crop and the patch do not overlap
-    mask = np.zeros((height, width), np.uint8)
-    # the first row and column of the overlap, in the patch and in the crop
-    patch_row, patch_column = max(0, top - patch.top), max(0, left - patch.left)
-    row, column = max(0, patch.top - top), max(0, patch.left - left)
-    target = mask[row:, column:]
-    overlap = patch.mask[patch_row:, patch_column:][: target.shape[0], : target.shape[1]]
-    target[: overlap.shape[0], : overlap.shape[1]] = overlap
-    return torch.from_numpy(mask)
-
-
 def _random_crop(side: int, scale: float, max_size: int) -> tuple[int, int, int]:
-    """Choose a random crop along one side of an image; return its start, its length, and its length after resizing."""
+    """Choose a random crop along one side of an image; return its start, its length, and its length after resizing.
+
+    An image that fits is whole; in segmentation, whose crops start from the image's own resolution, rounding differs.
+    """
     resized = max(1, round(side * scale))
     if resized <= max_size:
         return 0, side, resized
@@ -141,8 +133,8 @@ class DetectionTask(CocoTask):
 
         Objects are repeated, so that the mask head gets as many positive regions as in later epochs.
         """
-        num_objects = [len(image.objects) for image in self.training.annotations.images]
-        indices = sorted(range(len(num_objects)), key=num_objects.__getitem__, reverse=True)
+        images = self.training.annotations.images
+        indices = sorted(range(len(images)), key=lambda index: -len(images[index].objects))
         image, target = first_readable(batches, indices)
         size = max(self.recipe.image_size, *image.shape[1:])
         padding = (0, size - image.shape[2], 0, size - image.shape[1])
@@ -150,18 +142,6 @@ class DetectionTask(CocoTask):
         chosen = torch.arange(max(count, self.recipe.sampled_regions // 4) if count else 0) % max(count, 1)
         repeated = {name: value[chosen] for name, value in target.items()}
         return F.pad(image, padding), repeated | {"masks": F.pad(repeated["masks"], padding)}
-
-    def num_images(self, batch: Batch) -> int:
-        """Return the number of readable images in a batch, or 0 if batch norm would get a single value per channel.
-
-        This happens if the coarsest feature map of the whole batch has one position. Synchronized batch norm can use
-        such a batch, because the other ranks have more values.
-        """
-        if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
-            return len(batch.images)
-        stride = self.model.backbone.strides[-2]
-        sizes = [image.shape[-2:] for image in batch.images]
-        return len(sizes) if sum(-(-height // stride) * -(-width // stride) for height, width in sizes) > 1 else 0
 
     def losses(self, batch: Batch, recipe: DetectionRecipe) -> dict[str, Tensor]:
         """Return the losses, each a mean over the regions sampled in a micro-batch, times its number of images."""
@@ -180,26 +160,15 @@ def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRC
     The weights may be those of a detector or of a classifier. From a classifier, only the backbone is loaded. If a
     detector has other categories, its last layers are re-initialized.
     """
-    model = Detector.build(
-        recipe,
-        classes if isinstance(classes, int) else len(classes),
-        drop_path=recipe.drop_path,
-        rpn_pre_nms_top_n_train=2 * recipe.proposals,
-        rpn_post_nms_top_n_train=recipe.proposals,
-        box_batch_size_per_image=recipe.sampled_regions,
-    )
+    model = Detector.build(recipe, classes if isinstance(classes, int) else len(classes))
     model.transform._skip_resize = True  # in training, the data loader has resized the images
     if recipe.weights is not None:
-        _load_initial_weights(model, recipe.weights, classes)
+        weights = read_initial_weights(recipe.weights, classes)
+        module: nn.Module = model
+        if not any("backbone.network." in name for name in weights.tensors):  # weights of a classifier
+            module = model.backbone.network
+            names = module.state_dict().keys()
+            tensors = match_names(weights.tensors, names, weights.source)
+            weights = weights._replace(tensors={name: tensors[name] for name in names & tensors.keys()})
+        weights.load_into(module, _HEADS)
     return model.to(memory_format=torch.channels_last)
-
-
-def _load_initial_weights(model: MaskRCNN, path: str, classes: int | Sequence[str]) -> None:
-    weights = read_initial_weights(path, classes)
-    module: nn.Module = model
-    if not any("backbone.network." in name for name in weights.tensors):  # weights of a classifier
-        module = model.backbone.network
-        names = module.state_dict().keys()
-        tensors = match_names(weights.tensors, names, weights.source)
-        weights = weights._replace(tensors={name: tensors[name] for name in names & tensors.keys()})
-    weights.load_into(module, _HEADS)

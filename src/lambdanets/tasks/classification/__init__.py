@@ -1,1 +1,0 @@
-"""Image classification: recipe, data, model, loss."""

@@ -1,0 +1,93 @@
+"""The base class of the tasks on COCO-format annotations."""
+
+import hashlib
+from abc import abstractmethod
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from PIL.Image import Image
+from torch import Tensor
+
+from lambdanets.data.batches import Batches
+from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.images import AnnotatedImages, Target, open_annotated, open_validation
+from lambdanets.data.coco.scattered_digits import open_digits
+from lambdanets.data.order import BatchSlice, permutation
+from lambdanets.errors import InputError
+from lambdanets.tasks.recipes import CocoRecipe
+from lambdanets.training.task import Task
+
+QUICKTEST_IMAGES, QUICKTEST_SIZE = 8, 64
+DIGITS = {"data": "digits", "images": None, "validation_data": None, "validation_images": None}
+
+
+class CocoTask(Task):
+    """Opens and identifies the data."""
+
+    EVALUATION_BATCH_SIZE: ClassVar[int | None] = 1  # so that rounding does not depend on the world size
+
+    training: AnnotatedImages
+    validation: AnnotatedImages
+
+    def __init__(self, recipe: CocoRecipe) -> None:
+        """Open the data. Raises InputError if the sets have other categories, or one has no objects."""
+        super().__init__(recipe)
+        if recipe.data == "digits":
+            training, self.source = open_digits()[0], "scikit-learn's digits, scattered"
+        else:
+            training = open_annotated(Path(recipe.data), Path(recipe.images or ""))
+            self.source = f"{recipe.data} and {recipe.validation_data}"
+        categories = training.annotations.categories
+        if recipe.training_images is not None:
+            if recipe.training_images > len(training):
+                raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
+            subset = permutation(len(training), recipe.seed, 0)[: recipe.training_images]
+            self.source += f", {len(subset)} of {len(training)} training images"
+            training = training.select(sorted(subset.tolist()))
+        self.training, self.validation = training, open_validation(recipe.fields(), categories)
+        for name, images in (("data", self.training), ("validation_data", self.validation)):
+            if all(instance.crowd for image in images.annotations.images for instance in image.objects):
+                raise InputError(f"{name} must have at least one object with iscrowd 0, got none: {self.source}")
+        self.classes = tuple(category.name for category in categories)
+        self.category_ids = tuple(category.id for category in categories)
+        self.left_out = self.training.problems.left_out + self.validation.problems.left_out
+        self.findings = {"training": self.training.problems, "validation": self.validation.problems}
+        self.problems = [f"{name}: {line}" for name, found in self.findings.items() for line in found.lines()]
+        fingerprints = self.training.fingerprint + self.validation.fingerprint
+        self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
+
+    @classmethod
+    def quicktest(cls, recipe: Any, folder: Path) -> Any:
+        """Return the recipe with few small images of scattered digits, too."""
+        small = {"image_size": min(recipe.image_size, QUICKTEST_SIZE), "training_images": QUICKTEST_IMAGES}
+        return replace(super().quicktest(recipe, folder), **small, **DIGITS)
+
+    @staticmethod
+    @abstractmethod
+    def augment(image: Image, annotated: AnnotatedImage, recipe: Any) -> tuple[Tensor, Target]:
+        """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
+
+    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches:
+        return Batches(
+            self.training,
+            partial(_load, augment=self.augment, recipe=recipe),
+            batch_size=recipe.batch_size,
+            seed=recipe.seed,
+            training=True,
+            workers=recipe.workers,
+            batch_slice=batch_slice,
+        )
+
+    def provenance(self) -> dict[str, Any]:
+        data, validation_data = self.recipe.data, self.recipe.validation_data or self.recipe.data
+        return {
+            "dropped": {name: found.counts() for name, found in self.findings.items()},
+            "training_data": {"name": data, "sha256": self.training.fingerprint},
+            "validation_data": {"name": validation_data, "sha256": self.validation.fingerprint},
+        }
+
+
+def _load(images: AnnotatedImages, index: int, *, augment: Any, recipe: Any) -> tuple[Tensor, Target]:
+    return augment(*images.load(index), recipe)

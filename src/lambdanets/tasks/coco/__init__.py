@@ -1,1 +1,0 @@
-"""What the tasks on COCO-format annotations share: recipe fields and data."""

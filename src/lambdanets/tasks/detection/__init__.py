@@ -1,1 +1,0 @@
-"""Mask R-CNN: recipe, data, augmentation, model, losses."""

@@ -1,1 +1,0 @@
-"""Semantic segmentation: recipe, data, augmentation, model, loss."""
