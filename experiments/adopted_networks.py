@@ -26,7 +26,8 @@ from lambdanets.errors import one_line
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.export.graphs import fill_zero_norm_weights
-from lambdanets_lab.results import read_results, time_in_turn, write_results
+from lambdanets_lab.results import read_results, write_results
+from lambdanets_lab.timing import time_in_turn
 
 sys.path.append(str(ROOT / "tests"))  # the networks of d-li14 and leaderj1001, written from their formulas
 
@@ -70,7 +71,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
                 except RuntimeError as error:  # the reason is part of the result
                     errors[f"{kind}, {layout}"] = one_line(error)
         rows.append({"what": "network", "phase": phase, "difference": difference, "errors": errors})
-        rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
+        rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3)
         pairs = [(original.get_submodule(n), adopted.get_submodule(n), captured[n]) for n in layers]
         difference = max(_difference(a.eval(), b.eval(), x, LAYER_TOLERANCE) for a, b, x in pairs)
         runs = {
@@ -78,7 +79,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
             "adopted, contiguous": functools.partial(_steps, [(b.train(training), x) for _, b, x in pairs], training),
         }
         rows.append({"what": "layers", "phase": phase, "difference": difference, "errors": {}, "layers": len(layers)})
-        rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
+        rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3)
     return [{"network": name, "side": side, "batch": batch, **row} for row in rows]
 
 

@@ -16,10 +16,11 @@ from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab.benchmark.measurement import peak_bytes
-from lambdanets_lab.results import read_results, time_in_turn, write_results
+from lambdanets_lab.results import read_results, write_results
 from lambdanets_lab.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES
 from lambdanets_lab.studies.results import read_comparison
 from lambdanets_lab.studies.summary import describe_setup, draw_all, table
+from lambdanets_lab.timing import time_in_turn
 
 FASHION_MNIST = RESULTS / "xeon-2-cores/fashion_mnist.json"
 CIFAR10 = RESULTS / "epyc-2-cores/cifar10"  # results.json of each command

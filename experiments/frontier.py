@@ -33,8 +33,9 @@ from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.measurement import peak_bytes
 from lambdanets_lab.export.runtimes import RUNTIMES
 from lambdanets_lab.paper_models import PAPER_MODELS
-from lambdanets_lab.results import read_results, time_in_turn, write_results
+from lambdanets_lab.results import read_results, write_results
 from lambdanets_lab.tables.paper import select_numbers
+from lambdanets_lab.timing import time_in_turn
 
 MACHINES = [RESULTS / f"{machine}-2-cores/frontier.json" for machine in ("xeon", "epyc")]
 LOWEST_TOP1 = 76.5  # of the figure

@@ -30,8 +30,9 @@ from lambdanets.allocator import keep_freed_memory
 from lambdanets.text_tables import format_mean, markdown_table
 from lambdanets_lab import plot_style
 from lambdanets_lab.paired import confidence_interval, paired_differences
-from lambdanets_lab.results import read_results, time_in_turn, write_results
+from lambdanets_lab.results import read_results, write_results
 from lambdanets_lab.studies.execution import read_top1
+from lambdanets_lab.timing import time_in_turn
 
 FOLDER = RESULTS / "questions"
 OUT, LEARNING_RATES, STEPS = FOLDER / "runs.json", FOLDER / "learning_rates.json", FOLDER / "steps.json"

@@ -1,73 +1,22 @@
-"""Write results.json with every sample, and format tables."""
+"""Rows of results as JSON, ratios of times, and tables."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from lambdanets.errors import InputError
-from lambdanets.provenance import provenance
-from lambdanets.records import read_json, write_json
 from lambdanets.text_tables import text_table
-from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
-from lambdanets_lab.benchmark.options import CommonOptions
-from lambdanets_lab.results import installed_version
+from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.timing import summarize
 
-RESULTS = "results.json"
-BASELINE_PACKAGES = ("lambda-networks", "pylocron")
 Quantity = Callable[[Row], float | None]
 
 
-@dataclass
-class Report:
-    """The settings and results of a benchmark. finished: False if it was interrupted."""
-
-    kind: str
-    options: CommonOptions
-    device: str
-    started: str
-    rows: list[Row] = field(default_factory=list)
-    finished: bool = False
-
-    def write(self, folder: Path) -> None:
-        """Write results.json atomically."""
-        rows = [dataclasses.asdict(row) | _statistics(row) | {"noisy": row.noisy} for row in self.rows]
-        content = {
-            "started": self.started,
-            "finished": self.finished,
-            "rows": rows,
-            **self.settings(),
-        }
-        write_json(folder / RESULTS, content)
-
-    def resume(self, folder: Path) -> None:
-        """Load the finished cases from a folder."""
-        content = read_json(folder / RESULTS, dict[str, Any])
-        rows = read_rows(content)
-        unfinished = [row.sizes for row in rows if row.skip_reason == NOT_REACHED]
-        self.rows += [row for row in rows if row.sizes not in unfinished]
-        self.started = content["started"]
-
-    def settings(self) -> dict[str, Any]:
-        """Settings that must be equal to resume a benchmark, as in JSON."""
-        options = dataclasses.asdict(dataclasses.replace(self.options, out=None))  # without local paths
-        settings = {"kind": self.kind, "device": self.device, "options": options}
-        versions = {name: installed_version(name) for name in BASELINE_PACKAGES}
-        content: dict[str, Any] = json.loads(json.dumps(settings | provenance(versions)))
-        return content
-
-
-def read_settings(folder: Path) -> dict[str, Any] | None:
-    """Read the settings of the benchmark in a folder; None without one. Raises InputError if it is finished."""
-    path, advice = folder / RESULTS, "choose another folder with --out, or remove it"
-    if not path.is_file():
-        return None
-    content = read_json(path, dict[str, Any], advice)
-    if content.get("finished"):
-        raise InputError(f"{path} exists and is finished; {advice}")
+def row_to_json(row: Row) -> dict[str, Any]:
+    """A row with its statistics, for results.json."""
+    content = dataclasses.asdict(row) | {"noisy": row.noisy}
+    if row.seconds:
+        names = ("median_seconds", "lower_quartile_seconds", "upper_quartile_seconds")
+        content |= zip(names, summarize(row.seconds), strict=True)
     return content
 
 
@@ -131,10 +80,3 @@ def _cells(row: Row, batch_size: int | None) -> dict[str, str]:
     if row.errors:
         cells["error"] = f"{max(row.errors.values()):.0e}"
     return cells
-
-
-def _statistics(row: Row) -> dict[str, float]:
-    if not row.seconds:
-        return {}
-    median, lower, upper = summarize(row.seconds)
-    return {"median_seconds": median, "lower_quartile_seconds": lower, "upper_quartile_seconds": upper}
