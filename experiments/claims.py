@@ -17,12 +17,11 @@ import frontier
 from comparison import FASHION_MNIST, read_cifar10
 from pages import RESULTS, PageScript, replace_section
 from photographs import complete_runs
-from seeded_runs import points
 
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
-from lambdanets_lab.paired import confidence_interval, format_difference, paired_differences
 from lambdanets_lab.results import read_results
+from lambdanets_lab.seeds import confidence_interval, format_difference, paired_differences, points
 from lambdanets_lab.studies.results import read_comparison
 
 NUCLEI = ("nuclei", "nuclei_convolution")  # recipes with lambda layers and with convolutions
@@ -114,7 +113,7 @@ def mixers() -> list[Accuracy]:
     for claim, label, *variants in MIXERS:
         before = len(findings)
         for name, results in datasets.items():
-            top1 = [points(results["runs"], {"variant": variant}, "top1") for variant in variants]
+            top1 = [points(results.rows, {"variant": variant}, "top1") for variant in variants]
             if differences := paired_differences(*top1):
                 findings.append(Accuracy(claim, label, name, differences))
         if len(findings) == before:

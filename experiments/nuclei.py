@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pages import RESULTS, replace_section
-from seeded_runs import SeededRuns, conditions, paired_rows, points, seeds, stored_runs, train_missing
+from seeded_runs import SeededRuns, conditions, seeds, stored_runs, train_missing
 
 from lambdanets.text_tables import markdown_table
+from lambdanets_lab.seeds import paired_rows, points
 
 OUT = RESULTS / "epyc-2-cores/nuclei.json"
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from pages import RESULTS, replace_section
-from seeded_runs import SeededRuns, paired_rows, points, processors, seeds, stored_runs, train_missing
+from seeded_runs import SeededRuns, seeds, stored_runs, train_missing
 
 from lambdanets.text_tables import markdown_table
-from lambdanets_lab.paired import format_difference, paired_differences
+from lambdanets_lab.seeds import format_difference, paired_differences, paired_rows, points, processors
 from lambdanets_lab.studies.execution import read_top1
 
 OUT = RESULTS / "photographs.json"

@@ -1,8 +1,6 @@
-"""Training runs of scripts that compare networks over seeds, the file with their results, and tables of them."""
+"""Training runs of scripts that compare networks over seeds, and the file with their results."""
 
 import argparse
-import functools
-import operator
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,9 +11,8 @@ from typing import Any
 from pages import Script
 
 from lambdanets.records import write_json
-from lambdanets.text_tables import format_mean
-from lambdanets_lab.paired import format_difference, paired_differences
 from lambdanets_lab.results import read_results
+from lambdanets_lab.seeds import processors
 
 Key = dict[str, Any]  # what identifies a run in a results file, such as its recipe and seed
 # of result.json
@@ -95,20 +92,6 @@ def store(out: Path, key: Key, fields: Mapping[str, Any]) -> None:
     write_json(out, {"runs": sorted([*kept, {**key, **fields}], key=lambda run: [run[name] for name in key])})
 
 
-def points(runs: Iterable[Mapping[str, Any]], select: Key, *score: str) -> dict[int, float]:
-    """Return a score, in points, by seed of the runs whose fields have the selected values; `score`: nested keys."""
-    selected = [run for run in runs if all(run[name] == value for name, value in select.items())]
-    values = {run["seed"]: functools.reduce(operator.getitem, score, run) for run in selected}
-    return {seed: 100 * value for seed, value in values.items() if value is not None}
-
-
-def paired_rows(scores: Mapping[str, Sequence[Mapping[int, float]]], label: str, digits: int = 2) -> list[list[str]]:
-    """Cells of a table of two networks: the mean of each score by name, and the paired differences."""
-    rows = [[name, *(format_mean(list(column.values())) for column in columns)] for name, columns in scores.items()]
-    differences = [paired_differences(*columns) for columns in zip(*scores.values(), strict=True)]
-    return [*rows, [label, *(format_difference(each, digits) if each else "-" for each in differences)]]
-
-
 def seeds(runs: Sequence[Mapping[str, Any]]) -> str:
     """Name the number of seeds."""
     count = len({run["seed"] for run in runs})
@@ -124,17 +107,3 @@ def conditions(runs: Sequence[Mapping[str, Any]]) -> str:
         f"{runs[0]['epochs']} epochs from random initialization, {min(minutes):.0f} to {max(minutes):.0f} minutes per "
         f"run on {processors(runs)}{at_once} with {threads} thread{'s' * (threads > 1)} each"
     )
-
-
-def processors(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Name the processors that trained runs, with their seeds if there are several."""
-    seeds: dict[str, set[int]] = {}
-    for run in runs:
-        seeds.setdefault(run["hardware"]["processor"], set()).add(run["seed"])
-    if len(seeds) == 1:
-        return next(iter(seeds))
-    names = (
-        f"{name} (seed{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))})"
-        for name, numbers in seeds.items()
-    )
-    return " and ".join(names)

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 from pages import RESULTS, replace_section
-from seeded_runs import SeededRuns, conditions, paired_rows, points, seeds, stored_runs, train_missing
+from seeded_runs import SeededRuns, conditions, seeds, stored_runs, train_missing
 
 import lambdanets as ln
 from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab.models.counting import count_flops
+from lambdanets_lab.seeds import paired_rows, points
 
 SCORES = {"dice": "Dice", "iou": "IoU", "boundary_f1": "boundary F1"}
 

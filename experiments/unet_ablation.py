@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from pages import RESULTS, replace_section
-from seeded_runs import SeededRuns, processors, stored_runs, train_missing
+from seeded_runs import SeededRuns, stored_runs, train_missing
 
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes import find_recipe
 from lambdanets.tasks.segmentation.task import SegmentationTask
 from lambdanets.text_tables import markdown_table
+from lambdanets_lab.seeds import processors
 
 OUT = RESULTS / "unet_ablation.json"
 EPOCHS, LEARNING_RATE = 40, 0.002

@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -122,28 +122,17 @@ def _train(folder: Path) -> None:
     from lambdanets_lab.studies.summary import RESULTS, TABLE, markdown, write_summary
 
     plan = read_plan(folder)
-    num_runs, num_resumed = len(plan.runs()), len(read_results(plan, folder))
-    echo(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {num_runs} runs, {num_resumed} done")
-    started = time.monotonic()
-
-    def on_result(result: dict[str, Any]) -> None:
-        results = read_results(plan, folder)
+    num_runs, results = len(plan.runs()), read_results(plan, folder)
+    echo(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {num_runs} runs, {len(results)} done")
+    for run in train_all(plan, folder):
+        results = read_results(plan, folder)  # also those of other processes
         write_summary(collect(plan, results), folder)
-        num_done = len(results)
-        seconds_per_run = (time.monotonic() - started) / max(1, num_done - num_resumed)
-        minutes_left = seconds_per_run * (num_runs - num_done) / 60
-        echo(
-            f"[{num_done}/{num_runs}] {result['variant']}, seed {result['seed']}: top-1 {result['top1']:.4f}, "
-            f"{result['seconds']:.0f} s{f'; about {minutes_left:.0f} min left' if num_done < num_runs else ''}"
-        )
-
-    train_all(plan, folder, on_result)
+        numbers = f"top-1 {run.top1:.4f}, {run.seconds:.0f} s"
+        echo(f"[{len(results)}/{num_runs}] {run.variant}, seed {run.seed}: {numbers}")
     results = read_results(plan, folder)
     if len(results) < num_runs:
         echo(f"{num_runs - len(results)} runs are in progress in other processes; the last process writes the results")
         return
-    summary = collect(plan, results)
-    write_summary(summary, folder)
-    echo("", *markdown(summary).split("\n"))
-    if num_resumed < num_runs:
-        echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")
+    write_summary(collect(plan, results), folder)
+    echo("", *markdown(collect(plan, results)).split("\n"))
+    echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")

@@ -1,16 +1,16 @@
 """Train every variant with every seed, and resume after an interruption."""
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lambdanets.errors import InputError, nearest_hint
-from lambdanets.records import read_json, write_json
+from lambdanets.records import read_json, reraise_as_input_error, write_json
 from lambdanets.tasks.classification.recipe import ClassificationRecipe
 from lambdanets.training import run
-from lambdanets.training.report import RESULT, read_result
+from lambdanets.training.report import RESULT
 from lambdanets.training.run_log import METRICS
 from lambdanets.work import InUseError, WorkFolder
 from lambdanets_lab.studies.catalog import STUDIES, Variant, variant_labels
@@ -61,13 +61,36 @@ class Run:
         """The run folder."""
         return comparison / "runs" / f"{self.variant.replace(' ', '-')}-seed{self.seed}"
 
-    def result(self, comparison: Path) -> dict[str, Any] | None:
-        """The result of the run, or None if it is not finished."""
+    def result(self, comparison: Path) -> "RunResult | None":
+        """The result of the run, or None if it is not finished. Raises InputError if its files are damaged."""
         folder = self.folder(comparison)
         if not (folder / RESULT).is_file():
             return None
-        result = read_result(folder)
-        return {"variant": self.variant, "seed": self.seed, "top1_by_epoch": read_top1(folder)} | result
+        result = read_json(folder / RESULT, RunResult, f"remove {folder} to train it again")
+        # without local paths, and as that of other seeds
+        data = result.data.replace(self.recipe.data, Path(self.recipe.data).name)
+        data = data.replace(f"with seed {self.seed}", "with the seed of the run")
+        return replace(result, variant=self.variant, seed=self.seed, data=data, top1_by_epoch=read_top1(folder))
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What results.json has of each run: fields of the run's result.json, and its key and curve."""
+
+    top1: float
+    parameters: int
+    model_name: str
+    data: str
+    training_images: int
+    validation_images: int
+    epochs: int
+    commit: str | None
+    versions: dict[str, str | None]
+    hardware: dict[str, Any]
+    variant: str = ""
+    seed: int = 0
+    top1_by_epoch: Sequence[float] = ()
+    seconds: float = 0.0
 
 
 def read_top1(folder: Path) -> list[float]:
@@ -75,8 +98,8 @@ def read_top1(folder: Path) -> list[float]:
     path = folder / METRICS
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [float(row["top1"]) for row in csv.DictReader(file) if row["split"] == "val"]
+    with reraise_as_input_error(f"{path} is damaged"), path.open(newline="", encoding="utf-8") as file:
+        return [float(row["top1"]) for row in csv.DictReader(file) if row.get("split") == "val"]
 
 
 def make_plan(
@@ -119,11 +142,12 @@ def read_plan(folder: Path) -> Plan:
     path = folder / PLAN
     if not path.is_file():
         raise InputError(f"{folder} must be the folder of a comparison, got one without {PLAN}")
-    return read_json(path, Plan, "start the comparison again in another folder")
+    plan = read_json(path, Plan, "start the comparison again in another folder")
+    return make_plan(plan.studies, plan.variants, plan.seeds, plan.recipe)
 
 
-def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], None]) -> None:
-    """Train all unfinished runs; call on_result with the result of each.
+def train_all(plan: Plan, folder: Path) -> Iterator[RunResult]:
+    """Train all unfinished runs, and yield the result of each.
 
     Several processes may share a folder, each on its own device: runs locked by another process are skipped.
     """
@@ -133,14 +157,17 @@ def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], No
         if (run_folder / RESULT).is_file():
             continue
         try:
-            existing = (run_folder / run.RECIPE).is_file()
-            result = run.resume(run_folder) if existing else run.start(planned.recipe, run_folder)
+            if (run_folder / run.RECIPE).is_file():
+                run.resume(run_folder)
+            else:
+                run.start(planned.recipe, run_folder)
         except InUseError:
             continue
-        on_result({"variant": planned.variant, "seed": planned.seed} | result)
+        if (result := planned.result(folder)) is not None:
+            yield result
 
 
-def read_results(plan: Plan, folder: Path) -> list[dict[str, Any]]:
+def read_results(plan: Plan, folder: Path) -> list[RunResult]:
     """Read the results of the finished runs, in the order of the plan."""
     results = (planned.result(folder) for planned in plan.runs())
     return [result for result in results if result is not None]

@@ -1,126 +1,104 @@
-"""results.json of a comparison: its runs, and statistics over seeds that are computed from them."""
+"""results.json of a comparison: its runs, from which the statistics over seeds are computed whenever it is read."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from lambdanets.errors import InputError
 from lambdanets.records import read_json
-from lambdanets_lab.paired import confidence_interval, paired_differences
-from lambdanets_lab.studies.catalog import STUDIES
-from lambdanets_lab.studies.execution import Plan
+from lambdanets_lab.seeds import paired_differences, points
+from lambdanets_lab.studies.catalog import STUDIES, Variant
+from lambdanets_lab.studies.execution import Plan, RunResult
 
-# Fields of a run's result, by how often results.json has them: once per run, once per machine, once in total.
-_RUN_FIELDS = ("variant", "seed", "top1", "top1_by_epoch", "seconds", "parameters", "commit")
-_MACHINE_FIELDS = ("versions", "hardware")
-_COMMON_FIELDS = ("model_name", "data", "training_images", "validation_images", "epochs")
+# Fields of runs that must be equal to merge results.
+_SETUP = ("model_name", "data", "training_images", "validation_images", "epochs")
 # Fields of the recipe that do not change the accuracy systematically, or are compared otherwise.
 _NOT_COMPARED = ("seed", "workers", "max_unreadable", "checkpoint_every", "data", "data_root")
 
 
-def collect(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of results.json: the recipe, the runs, and the statistics of each study."""
-    last = results[-1]
+@dataclass(frozen=True)
+class Comparison:
+    """The content of results.json. studies: their names. recipe: shared by the runs, without local paths."""
+
+    kind: Literal["comparison"]
+    finished: bool
+    studies: list[str]
+    recipe: dict[str, Any]
+    runs: Annotated[list[RunResult], Field(min_length=1)]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The runs as dictionaries."""
+        return [asdict(run) for run in self.runs]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant of a study with runs. top1: in percent by seed. differences: in points, to the study's baseline."""
+
+    label: str
+    variant: Variant
+    parameters: int
+    top1: dict[int, float]
+    differences: list[float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.top1.values())
+
+
+def study_rows(study: str, comparison: Comparison) -> list[Row]:
+    """Return one row per variant that has runs: those with most seeds first, then by mean."""
+    runs = comparison.rows
+    parameters = {run["variant"]: run["parameters"] for run in runs}
+    variants = STUDIES[study].variants
+    top1 = {label: points(runs, {"variant": variant.name}, "top1") for label, variant in variants.items()}
+    baseline = top1[STUDIES[study].baseline]
+    rows = [
+        Row(label, variant, parameters[variant.name], top1[label], paired_differences(top1[label], baseline))
+        for label, variant in variants.items()
+        if top1[label]
+    ]
+    return sorted(rows, key=lambda row: (-len(row.top1), -row.mean))
+
+
+def collect(plan: Plan, runs: Sequence[RunResult]) -> Comparison:
+    """Return the results of the finished runs of a plan."""
     recipe = asdict(plan.recipe)
     for field in ("data", "data_root"):  # without local paths
         recipe[field] = Path(recipe[field]).name if recipe[field] else recipe[field]
-    common = {name: last[name] for name in _COMMON_FIELDS}
-    data = common["data"].replace(plan.recipe.data, recipe["data"])
-    common["data"] = data.replace(f"with seed {last['seed']}", "with the seed of the run")
-    runs = [
-        {name: result[name] for name in _RUN_FIELDS} | {"machine": {name: result[name] for name in _MACHINE_FIELDS}}
-        for result in results
-    ]
-    finished = len(results) == len(plan.runs())
-    return {"kind": "comparison", "finished": finished, **common, "recipe": recipe, **_summarize(plan.studies, runs)}
+    return Comparison("comparison", len(runs) == len(plan.runs()), list(plan.studies), recipe, list(runs))
 
 
-def read_comparison(*paths: Path) -> dict[str, Any]:
+def read_comparison(*paths: Path) -> Comparison:
     """Read results.json of a comparison, or of several with the same recipe and data, such as of other seeds.
 
-    The statistics are computed from the runs. Raises InputError for other files, and if a run occurs twice.
+    Raises InputError for other files, and if a run occurs twice.
     """
-    contents = {path: read_json(path, dict[str, Any]) for path in paths}
-    runs: dict[tuple[str, int], dict[str, Any]] = {}
+    contents = {path: read_json(path, Comparison) for path in paths}
+    first = contents[paths[0]]
+    runs: dict[tuple[str, int], RunResult] = {}
     for path, content in contents.items():
-        if content.get("kind") != "comparison":
-            raise InputError(f"{path} must be the results.json of a comparison, got another file")
-        _check_same_setup(contents[paths[0]], content, f"{paths[0]} and {path}")
-        for run in content["runs"]:
-            variant, seed = key = run["variant"], run["seed"]
-            if key in runs:
-                raise InputError(f"results to merge must have different runs, got {variant}, seed {seed} twice: {path}")
-            runs[key] = run | {"machine": content["machines"][run["machine"]]}
-    studies = [name for name in STUDIES if any(name in content["studies"] for content in contents.values())]
-    finished = all(content["finished"] for content in contents.values())
-    return contents[paths[0]] | {"finished": finished} | _summarize(studies, list(runs.values()))
+        files = f"{paths[0]} and {path}"
+        setups = [{name: getattr(each.runs[0], name) for name in _SETUP} for each in (first, content)]
+        _check_equal(f"{files} must have", *setups)
+        _check_equal(f"{files} must have recipes with", first.recipe, content.recipe)
+        for run in content.runs:
+            if runs.setdefault((run.variant, run.seed), run) is not run:
+                raise InputError(
+                    f"results to merge must have different runs, got {run.variant}, seed {run.seed} twice: {path}"
+                )
+    studies = [name for name in STUDIES if any(name in content.studies for content in contents.values())]
+    finished = all(content.finished for content in contents.values())
+    return Comparison("comparison", finished, studies, first.recipe, list(runs.values()))
 
 
-def _summarize(studies: Iterable[str], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return seeds, statistics of the studies, machines, and runs with the indices of their machines."""
-    machines: list[dict[str, Any]] = []
-    for run in runs:
-        machines += [] if run["machine"] in machines else [run["machine"]]
-    return {
-        "seeds": sorted({run["seed"] for run in runs}),
-        "studies": {name: _statistics(name, runs) for name in studies},
-        "machines": machines,
-        "runs": [run | {"machine": machines.index(run["machine"])} for run in runs],
-    }
-
-
-def _check_same_setup(first: Mapping[str, Any], other: Mapping[str, Any], files: str) -> None:
-    """Raise InputError unless data and recipe are equal; only fields are compared that both recipes have."""
-    for field in _COMMON_FIELDS:
-        if other[field] != first[field]:
-            raise InputError(f"{files} must have the same {field}, got {first[field]} and {other[field]}")
-    recipes = first["recipe"], other["recipe"]
-    for field in recipes[0].keys() & recipes[1].keys() - {*_NOT_COMPARED}:
-        values = [recipe[field] for recipe in recipes]
-        if values[0] != values[1]:
-            raise InputError(f"{files} must have recipes with the same {field}, got {values[0]} and {values[1]}")
-
-
-def _statistics(study: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return question, baseline and one row per variant that has runs: those with most seeds first, then by mean.
-
-    mean_difference, std_difference, interval: of paired differences to the baseline; the interval is that of 95%
-    confidence, None with fewer than two pairs.
-    """
-    top1: dict[str, dict[int, float]] = {}
-    for run in runs:
-        top1.setdefault(run["variant"], {})[run["seed"]] = run["top1"]
-    parameters = {run["variant"]: run["parameters"] for run in runs}
-    baseline = top1.get(STUDIES[study].variants[STUDIES[study].baseline].name, {})
-    rows = []
-    for label, variant in STUDIES[study].variants.items():
-        if variant.name not in top1:
-            continue
-        values = list(top1[variant.name].values())
-        differences = paired_differences(top1[variant.name], baseline)
-        low, high = confidence_interval(differences)
-        rows.append(
-            {
-                "label": label,
-                "variant": variant.name,
-                "seeds": len(values),
-                "mean_top1": round(statistics.fmean(values), 6),
-                "std_top1": _std(values),
-                "mean_difference": round(statistics.fmean(differences), 6) if differences else None,
-                "std_difference": _std(differences),
-                "interval": [round(low, 6), round(high, 6)] if len(differences) > 1 else None,
-                "min_top1": min(values),
-                "max_top1": max(values),
-                "parameters": parameters[variant.name],
-                "paper_top1": variant.paper_top1,
-                "quoted": variant.quoted,
-            }
-        )
-    rows.sort(key=lambda row: (-row["seeds"], -row["mean_top1"]))
-    return {"question": STUDIES[study].question, "baseline": STUDIES[study].baseline, "variants": rows}
-
-
-def _std(values: Sequence[float]) -> float | None:
-    return round(statistics.stdev(values), 6) if len(values) > 1 else None
+def _check_equal(what: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raise InputError unless the fields that both have are equal."""
+    for name in sorted(first.keys() & other.keys() - {*_NOT_COMPARED}):
+        if first[name] != other[name]:
+            raise InputError(f"{what} the same {name}, got {first[name]} and {other[name]}")
