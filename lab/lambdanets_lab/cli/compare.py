@@ -24,7 +24,7 @@ class Compare:
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     """Random seeds; one run per variant and seed."""
     out: Path | None = None
-    """New or empty folder for the runs and results. By default comparisons/STUDIES-DATE-TIME."""
+    """Folder for the runs and results; the same command resumes. By default comparisons/STUDIES-DATE-TIME."""
 
 
 @record

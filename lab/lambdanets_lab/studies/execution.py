@@ -1,6 +1,7 @@
 """Train every variant with every seed, and resume after an interruption."""
 
 import csv
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -120,21 +121,23 @@ def make_plan(
 def begin(plan: Plan, folder: Path) -> None:
     """Check that every run can be trained, and write plan.json into a new or empty folder.
 
-    Raises InputError for a folder that is not empty, and for runs that cannot be trained.
+    Does nothing in a folder with the same plan. Raises InputError for a folder with another plan or other files, and
+    for runs that cannot be trained.
     """
-    work_folder = WorkFolder(folder, read_identity=_refuse_existing)
-    work_folder.is_started()
+    recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
+    content = json.loads(json.dumps(asdict(replace(plan, recipe=recipe))))
+    work_folder = WorkFolder(folder, "a comparison", content, _read_content)
+    if work_folder.is_started():
+        return
     for planned in plan.runs():
         if planned.seed == plan.seeds[0]:
             run.check(planned.recipe)
-    recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
-    with work_folder.open():
-        write_json(folder / PLAN, asdict(replace(plan, recipe=recipe)), 2)
+    with work_folder.open(shared=True):
+        write_json(folder / PLAN, content, 2)
 
 
-def _refuse_existing(folder: Path) -> None:
-    if (folder / PLAN).is_file():
-        raise InputError(f"{folder} has a comparison; resume it with --resume, or name another folder")
+def _read_content(folder: Path) -> dict[str, Any] | None:
+    return read_json(folder / PLAN, dict[str, Any]) if (folder / PLAN).is_file() else None
 
 
 def read_plan(folder: Path) -> Plan:
