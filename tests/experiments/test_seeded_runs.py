@@ -78,15 +78,6 @@ def test_networks_are_trained_with_each_seed_once(name, data, options, num_runs,
     assert "\n| " in page.read_text(encoding="utf-8")
 
 
-def test_learning_rates_are_compared_on_held_out_images(commands, tmp_path, monkeypatch):
-    script, out = load_script("experiments/photographs.py"), tmp_path / "rates.json"
-    call_main(script, monkeypatch, tmp_path, "--work", tmp_path / "runs", "--out", out, "--tune", 0.2, 0.1)
-    assert all(command["--hold-out"] == "0.2" for command in commands)
-    runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
-    assert [(run["learning_rate"], run["held_out_top1"]) for run in runs] == [(0.1, 0.1), (0.2, 0.2)]
-    assert all(run["held_out_top1_by_epoch"][0] == 0.5 for run in runs)
-
-
 @pytest.mark.figures
 def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(commands, tmp_path, monkeypatch):
     script = load_script("experiments/questions.py")
