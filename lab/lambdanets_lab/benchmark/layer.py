@@ -56,15 +56,13 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
     def expected() -> Tensors:
         reference = copy.deepcopy(layer())
         reference.algorithm = "query_order"
-        tensors = compute_expected(reference)
-        return tensors | ({"table gradient": gradient(reference, "embedding.table")} if training else {})
+        return compute_expected(reference)
 
     def prepare_ours() -> Prepared:
-        return prepare_module(layer(), *inputs(), expected, lambda: gradient(layer(), "embedding.table"))
+        return prepare_module(layer(), *inputs(), expected)
 
     def prepare_peer(package: str) -> Prepared:
-        theirs = build_peer(package, layer())
-        return prepare_module(theirs, *inputs(), expected, lambda: PEERS[package].grad_table(theirs))
+        return prepare_module(build_peer(package, layer()), *inputs(), expected)
 
     def prepare_mixer(name: str) -> Prepared:
         known = {"heads": options.heads, "scope": scope}
@@ -78,13 +76,6 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
     builders |= {name: functools.partial(prepare_mixer, name) for name in MIXERS}
     sizes = {"shape": shape, "scope": scope, "pass": phase}
     return Case(sizes, select(builders, options.candidates or DEFAULTS), OURS)
-
-
-def gradient(module: nn.Module, name: str) -> Tensor:
-    """The gradient of a parameter."""
-    tensor = module.get_parameter(name).grad
-    assert tensor is not None
-    return tensor
 
 
 def select(

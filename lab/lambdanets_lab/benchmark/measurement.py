@@ -119,16 +119,11 @@ def _check(prepared: Prepared, device: torch.device) -> tuple[Callable[[], Any],
 
 
 def prepare_module(
-    module: nn.Module,
-    x: Tensor,
-    grad_output: Tensor | None,
-    expected: Callable[[], Tensors],
-    grad_table: Callable[[], Tensor] | None = None,
+    module: nn.Module, x: Tensor, grad_output: Tensor | None, expected: Callable[[], Tensors]
 ) -> Prepared:
     """Prepare the forward pass of a module without gradients or, if grad_output is given, forward and backward.
 
     Each run allocates its gradients, so they count as its memory. expected: `run_module` of the reference in float64.
-    grad_table: returns the gradient of the embeddings, to verify it too.
     """
     x = x.detach().clone()
     last: Tensors = {}
@@ -143,9 +138,8 @@ def prepare_module(
         last.update(run_module(module, x, grad_output))
 
     def errors() -> dict[str, float]:
-        tables = {} if grad_table is None or grad_output is None else {"table gradient": grad_table()}
         reference = expected()
-        return {name: relative_error(tensor, reference[name]) for name, tensor in (last | tables).items()}
+        return {name: relative_error(tensor, reference[name]) for name, tensor in last.items()}
 
     return Prepared(run, release, errors, TOLERANCE[x.dtype])
 

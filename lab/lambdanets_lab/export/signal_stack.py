@@ -6,12 +6,6 @@ import sys
 from collections.abc import Iterator
 
 
-class _Stack(ctypes.Structure):
-    """stack_t of sigaltstack(2) on Linux."""
-
-    _fields_ = (("pointer", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
-
-
 @contextlib.contextmanager
 def restore_signal_stack() -> Iterator[None]:
     """Restore this thread's alternate signal stack at the end of the block.
@@ -23,10 +17,9 @@ def restore_signal_stack() -> Iterator[None]:
     if sys.platform != "linux":  # OpenVINO sets it only on Linux
         yield
         return
-    sigaltstack = ctypes.CDLL(None, use_errno=True).sigaltstack
-    former = _Stack()
-    sigaltstack(None, ctypes.byref(former))
+    sigaltstack, former = ctypes.CDLL(None).sigaltstack, ctypes.create_string_buffer(24)  # the size of stack_t
+    sigaltstack(None, former)
     try:
         yield
     finally:
-        sigaltstack(ctypes.byref(former), None)
+        sigaltstack(former, None)

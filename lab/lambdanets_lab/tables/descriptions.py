@@ -48,7 +48,7 @@ PARAGRAPHS = {
     "7": "An intra-depth u multiplies the cost of computing lambdas, but not of applying them.",
     "8": "A larger query depth adds few parameters, in its projections and in the table. More heads move parameters "
     "from values to queries. Four counts contradict other rows, a fifth is 0.1 million above that of the "
-    "architecture, and a sixth matches only without the table entries that no 224-pixel image uses.",
+    "architecture, and a sixth does not have the table entries that no 224-pixel image uses.",
     "9": "Without position, accuracy drops by 9.6 points; without content, by 0.3. Position takes 7 of the 12 "
     "billion FLOPs; content costs little, since all positions share one lambda. FLOPs are 2 per multiply-add "
     "of convolutions, linear layers and lambda contractions. The context of each query counts min(r, S) "

@@ -18,13 +18,7 @@ def test_peer_with_our_weights_equals_ours(name, training, stride):
     layer.query_norm.running_var.mul_(2)
     theirs = peers.build_peer(name, layer)
     x = torch.randn(2, 16, 6, 7, dtype=torch.float64)
-    expected, actual = layer(x), theirs(x)
-    assert relative_error(actual, expected) < 1e-12
-    if stride == 1:
-        gradient = torch.randn_like(expected)
-        expected.backward(gradient)
-        actual.backward(gradient)
-        assert relative_error(peers.PEERS[name].grad_table(theirs), layer.embedding.table.grad) < 1e-12
+    assert relative_error(theirs(x), layer(x)) < 1e-12
 
 
 def test_missing_peer_is_skipped_with_the_pip_command(monkeypatch):
