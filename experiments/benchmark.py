@@ -14,8 +14,7 @@ from pages import RESULTS, ROOT, PageScript, replace_section
 
 from lambdanets.text_tables import markdown_table
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.plots import draw_layer_times, draw_scaling
-from lambdanets_lab.benchmark.report import read_rows
+from lambdanets_lab.benchmark.report import draw_layer_times, draw_scaling, read_rows
 from lambdanets_lab.results import read_results
 
 FIGURES = {"layer": ("engine_layers.png", draw_layer_times), "scaling": ("engine_scaling.png", draw_scaling)}

@@ -18,8 +18,7 @@ from lambdanets.text_tables import markdown_table
 from lambdanets_lab.benchmark.measurement import peak_bytes
 from lambdanets_lab.results import read_results, write_results
 from lambdanets_lab.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES
-from lambdanets_lab.studies.results import Comparison, Row, read_comparison, study_rows
-from lambdanets_lab.studies.summary import describe_setup, draw_all, table
+from lambdanets_lab.studies.results import Comparison, Row, describe_setup, draw_all, read_comparison, study_rows, table
 from lambdanets_lab.timing import time_in_turn
 
 FASHION_MNIST = RESULTS / "xeon-2-cores/fashion_mnist.json"

@@ -1,13 +1,21 @@
-"""Rows of results as JSON, ratios of times, and tables."""
+"""Rows of results as JSON, ratios of times, tables and figures."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from lambdanets.text_tables import text_table
-from lambdanets_lab.benchmark.measurement import Row
-from lambdanets_lab.timing import summarize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from lambdanets.text_tables import text_table
+from lambdanets_lab import plot_style
+from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
+from lambdanets_lab.benchmark.measurement import Row
+from lambdanets_lab.plot_style import BASELINES, GRID, REFERENCE
+from lambdanets_lab.timing import fit_exponent, summarize
+
+_LABELS = {CONVOLUTION: "3x3 convolution"}
 Quantity = Callable[[Row], float | None]
 
 
@@ -80,3 +88,113 @@ def _cells(row: Row, batch_size: int | None) -> dict[str, str]:
     if row.errors:
         cells["error"] = f"{max(row.errors.values()):.0e}"
     return cells
+
+
+def draw_layer_times(rows: Sequence[Row]) -> Figure | None:
+    """Draw the time with quartiles, relative to the 3x3 convolution; one panel per scope and pass."""
+    measured = [row for row in rows if median_seconds(row)]
+    names = _names(measured)
+    if not measured:
+        return None
+    base = next((name for name in (CONVOLUTION, OURS) if name in names), names[0])
+    plotted = [name for name in names if name != base] or names
+    all_pairs = ratios(measured, median_seconds, base)
+    limits = min(ratio for _, ratio in all_pairs) / 2, max(ratio for _, ratio in all_pairs) * 1.5  # of all panels
+    panels = group(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
+    figure, axes = plot_style.subplots(len(panels), height=3.4)
+    for axis, ((scope, phase), pairs) in zip(axes, panels.items(), strict=True):
+        shapes = list(dict.fromkeys(row.sizes["shape"] for row, _ in pairs))
+        axis.axhline(1, color=REFERENCE)
+        for row, ratio in pairs:
+            if row.candidate not in plotted:
+                continue
+            offset = (plotted.index(row.candidate) - (len(plotted) - 1) / 2) * 0.7 / len(plotted)
+            x = shapes.index(row.sizes["shape"]) + offset
+            median, lower, upper = summarize(row.seconds)
+            spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
+            color, marker = _color_and_marker(row.candidate, names)
+            axis.errorbar(x, ratio, spread, fmt=marker, color=color, capsize=3)
+            if row.candidate == OURS:
+                text = f"{ratio:.2g}"
+                axis.annotate(text, (x, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
+        axis.set_xticks(range(len(shapes)), shapes, fontsize=10)
+        axis.set(yscale="log", ylim=limits, xlim=(-0.75, len(shapes) - 0.5), title=f"{phase}, scope {scope}x{scope}")
+        axis.set(xlabel="map (height x width x channels)", ylabel=f"time / {_LABELS.get(base, base)}")
+        axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.grid(axis="y", **GRID)
+    _legend(figure, plotted, names, f"1 = as fast as the {_LABELS.get(base, base)}")
+    return figure
+
+
+def draw_scaling(rows: Sequence[Row]) -> Figure | None:
+    """Draw time and peak memory against n, log-log, with fitted exponents; one row of panels per setting and pass."""
+    panels = group([row for row in rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
+    if not panels:
+        return None
+    exponents = fit_exponents(rows)
+    names = _names(rows)
+    figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
+    for i, ((setting, phase), panel) in enumerate(panels.items()):
+        time_axes, memory_axes = axes[2 * i : 2 * i + 2]
+        for name, points in group(panel, lambda row: row.candidate).items():
+            sizes = [row.sizes["n"] for row in points]
+            exponent = exponents.get((name, setting, phase))
+            label = name if exponent is None else f"{name}: n^{exponent:.2f}"
+            color, marker = _color_and_marker(name, names)
+            style: dict[str, Any] = {"color": color, "marker": marker}
+            time_axes.plot(sizes, [summarize(row.seconds).median * 1e3 for row in points], label=label, **style)
+            memory_axes.plot(sizes, [(row.peak_bytes or 0) / 2**20 for row in points], **style)
+        ticks = sorted({row.sizes["n"] for row in panel})
+        for ax, ylabel in ((time_axes, "time (ms)"), (memory_axes, "peak memory (MiB)")):
+            ax.set(xscale="log", yscale="log", title=f"{setting}, {phase}")
+            ax.set(xlabel="positions n", ylabel=ylabel)
+            ax.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=10)
+            ax.set_xticks([], minor=True)
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            ax.grid(**GRID)
+        time_axes.legend(fontsize=9)
+    return figure
+
+
+def group(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return the items by their key, in the order of their first item."""
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def fit_exponents(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
+    """Fit the exponent of time against n to the larger half of the sizes, by candidate, setting and pass."""
+    points = [(row, seconds) for row in rows if (seconds := quiet_seconds(row))]
+    groups = group(points, lambda point: (point[0].candidate, point[0].sizes["setting"], point[0].sizes["pass"]))
+    exponents = {}
+    for key, measured in groups.items():
+        larger = measured[-max(2, math.ceil(len(measured) / 2)) :]
+        exponent = fit_exponent([row.sizes["n"] for row, _ in larger], [seconds for _, seconds in larger])
+        if exponent is not None:
+            exponents[key] = exponent
+    return exponents
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.candidate for row in rows))
+
+
+def _color_and_marker(name: str, names: Sequence[str]) -> tuple[str, str]:
+    if name == OURS:
+        return plot_style.OURS, "o"
+    baselines = [other for other in names if other != OURS]
+    return BASELINES[baselines.index(name) % len(BASELINES)]
+
+
+def _legend(figure: Figure, plotted: Sequence[str], names: Sequence[str], title: str) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], linestyle="", markersize=7, label=_LABELS.get(name, name)) for name in plotted]
+    for handle, name in zip(handles, plotted, strict=True):
+        color, marker = _color_and_marker(name, names)
+        handle.set(color=color, marker=marker)
+    figure.legend(handles=handles, title=title, loc="outside upper center", ncols=min(4, len(plotted)))

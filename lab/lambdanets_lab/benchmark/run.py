@@ -21,7 +21,7 @@ from lambdanets.signals import resumable
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark import layer, model, plots, scaling
+from lambdanets_lab.benchmark import layer, model, report, scaling
 from lambdanets_lab.benchmark.measurement import Case, Row, measure_case
 from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions
 from lambdanets_lab.benchmark.report import case_table, read_rows, row_to_json
@@ -46,9 +46,9 @@ class Kind:
 
 
 KINDS = {
-    "layer": Kind(layer.make_cases, layer.NAMES, plots.draw_layer_times),
+    "layer": Kind(layer.make_cases, layer.NAMES, report.draw_layer_times),
     "model": Kind(model.make_cases, model.NAMES, images_per_second=True),
-    "scaling": Kind(scaling.make_cases, scaling.NAMES, plots.draw_scaling),
+    "scaling": Kind(scaling.make_cases, scaling.NAMES, report.draw_scaling),
     # `lambdanets tables --measured` shows the results and draws their figures
     "tables": Kind(model.make_table_cases, model.TABLE_ROWS, images_per_second=True),
 }

@@ -92,11 +92,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _resume_or_report(options: ResumeOrReport) -> int:
-    from lambdanets_lab.studies import execution, summary
-    from lambdanets_lab.studies.results import read_comparison
+    from lambdanets_lab.studies import execution
+    from lambdanets_lab.studies.results import markdown, read_comparison
 
     if options.report:
-        echo(*summary.markdown(read_comparison(*options.report)).rstrip("\n").split("\n"))
+        echo(*markdown(read_comparison(*options.report)).rstrip("\n").split("\n"))
     elif options.resume is not None:
         _reject_torchrun()
         with report_errors(_resume_command(options.resume), options.resume / execution.PLAN):
@@ -118,8 +118,7 @@ def _reject_torchrun() -> None:
 def _train(folder: Path) -> None:
     """Train the unfinished runs of a folder's plan, update the results after each, and print them at the end."""
     from lambdanets_lab.studies.execution import read_plan, read_results, train_all
-    from lambdanets_lab.studies.results import collect
-    from lambdanets_lab.studies.summary import RESULTS, TABLE, markdown, write_summary
+    from lambdanets_lab.studies.results import RESULTS, TABLE, collect, markdown, write_summary
 
     plan = read_plan(folder)
     num_runs, results = len(plan.runs()), read_results(plan, folder)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
 
 from lambdanets.text_tables import markdown_table, text_table
 from lambdanets_lab.tables.descriptions import PARAGRAPHS, TITLES
@@ -22,23 +22,10 @@ from lambdanets_lab.tables.verdicts import (
 NO_MEASUREMENTS = Measured()
 
 
-def to_record(comparison: Comparison) -> dict[str, Any]:
-    """Convert a comparison to a flat dictionary."""
-    paper = comparison.paper
-    return {
-        **{name: getattr(paper, name) for name in ("table", "row", "column", "unit")},
-        "paper": paper.value,
-        **{name: getattr(comparison, name) for name in ("ours", "verdict", "note", "model")},
-    }
-
-
 def to_json(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
     """Format the summary, the machine, and one object per number as JSON."""
-    content = {
-        "summary": summary(comparisons),
-        "measured_on": measured.machine or None,
-        "numbers": [to_record(c) for c in comparisons],
-    }
+    numbers = [asdict(c.paper) | asdict(c) | {"paper": c.paper.value} for c in comparisons]
+    content = {"summary": summary(comparisons), "measured_on": measured.machine or None, "numbers": numbers}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -10,8 +10,7 @@ from lambdanets.cli import main
 from lambdanets_lab.benchmark import layer, model, scaling
 from lambdanets_lab.benchmark import run as benchmark
 from lambdanets_lab.benchmark.measurement import Row
-from lambdanets_lab.benchmark.plots import fit_exponents
-from lambdanets_lab.benchmark.report import case_table, row_to_json
+from lambdanets_lab.benchmark.report import case_table, fit_exponents, row_to_json
 from lambdanets_lab.benchmark.run import RESULTS
 
 QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]

@@ -8,8 +8,7 @@ from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets_lab.studies.catalog import STUDIES
 from lambdanets_lab.studies.execution import RunResult, make_plan
-from lambdanets_lab.studies.results import collect, read_comparison, study_rows
-from lambdanets_lab.studies.summary import markdown, write_summary
+from lambdanets_lab.studies.results import collect, markdown, read_comparison, study_rows, write_summary
 
 
 @pytest.fixture
