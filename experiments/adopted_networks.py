@@ -77,7 +77,6 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
 
 @torch.no_grad()
 def _capture_inputs(network: nn.Module, layers: list[str], images: Tensor) -> dict[str, Tensor]:
-    """Return the input of each layer."""
     captured: dict[str, Tensor] = {}
 
     def capture(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -116,7 +115,6 @@ def _difference(original: nn.Module, adopted: nn.Module, x: Tensor, tolerance: f
 
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
-    """Replace the table between the markers of the page."""
     rows = []
     for name in dict.fromkeys(row["network"] for row in result["rows"]):
         cells = [f"`{name}`" if name in TIMM else name]

@@ -28,13 +28,11 @@ Cells = dict[str, dict[str, float]]
 
 
 def read(kind: str) -> dict[str, Any]:
-    """Read the results of a benchmark."""
     results: dict[str, Any] = read_results(RESULTS / f"xeon-2-cores/{kind}.json")
     return results
 
 
 def machine(results: dict[str, Any]) -> str:
-    """The processor, the number of threads and the date of a benchmark."""
     hardware = results["hardware"]
     return f"{hardware['processor']}, {hardware['threads']} threads, {results['started'].split()[0]}"
 
@@ -91,7 +89,6 @@ def summary(layer: dict[str, Any], memory: dict[str, Any]) -> str:
 
 
 def network_table(model: dict[str, Any]) -> str:
-    """Speed of ResNet-50 with lambda layers relative to plain ResNet-50."""
     times = {
         (row["candidate"].removeprefix(f"{OURS} "), row["sizes"]["pass"]): statistics.median(row["seconds"])
         for row in model["rows"]

@@ -107,7 +107,6 @@ def mixer_claims() -> Iterator[tuple[str, str, str, str]]:
 
 
 def mixers() -> list[Accuracy]:
-    """Compare the accuracy of mixers."""
     datasets = {"CIFAR-10, 10 epochs ¶": read_cifar10(), "Fashion-MNIST, 188 steps": read_comparison(FASHION_MNIST)}
     findings = []
     for claim, label, *variants in (*mixer_claims(), *VARIANTS):
@@ -122,7 +121,6 @@ def mixers() -> list[Accuracy]:
 
 
 def photographs() -> list[Accuracy]:
-    """Compare the accuracy of lambda layers and convolutions on photographs of each size."""
     runs = complete_runs(read_results(RESULTS / "photographs.json")["runs"])
     findings = []
     for size in sorted({run["image_size"] for run in runs}):
@@ -163,13 +161,11 @@ ATTENTION = ("sdpa", "flex-attention", "natten")
 
 
 def span(ratios: Sequence[float]) -> str:
-    """Format a range of ratios."""
     low, high = (f"{ratio:.{1 if ratio >= 2 else 2}f}" for ratio in (min(ratios), max(ratios)))
     return f"{low} to {high} times"
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
-    """Read the rows of a result of `lambdanets benchmark`."""
     rows: list[dict[str, Any]] = read_results(RESULTS / f"xeon-2-cores/{name}.json")["rows"]
     return rows
 
@@ -204,7 +200,6 @@ def layer_costs() -> list[Cost]:
 
 
 def network_costs() -> list[Cost]:
-    """Compare ResNet-50 with lambda layers and with local or axial attention in all stages (Table 4)."""
     rows = {(row["candidate"], row["sizes"]["pass"]): row for row in read_rows("tables/table-4")}
     findings = []
     for layer, images in (("axial self-attention", 960), ("local self-attention 7x7", 440)):
@@ -221,7 +216,6 @@ def network_costs() -> list[Cost]:
 
 
 def extra_data_costs() -> list[Cost]:
-    """Compare the networks that the paper trains on extra data (Table 5)."""
     times = {(row["candidate"], row["sizes"]["pass"]): row["median_seconds"] for row in read_rows("tables/table-5")}
     findings = []
     for other, paper in (("EfficientNet-B7", "9.5 and 6.2"), ("ViT-L/16", "9.0 and 9.5")):
@@ -275,7 +269,6 @@ def multiplicity(findings: Sequence[Accuracy]) -> str:
 
 
 def accuracy_table(findings: Sequence[Accuracy]) -> str:
-    """One row per claim, with one line per data set."""
     count = num_comparisons(findings)
     rows = []
     for claim in dict.fromkeys(each.claim for each in findings):

@@ -27,7 +27,6 @@ BATCH = (128, 3, 32, 32)  # of the CIFAR-10 recipe
 
 
 def read_cifar10() -> Comparison:
-    """Read and merge the results on CIFAR-10."""
     return read_comparison(*sorted(CIFAR10.glob("*.json")))
 
 

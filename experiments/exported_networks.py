@@ -89,7 +89,6 @@ def infer(network: torch.nn.Module, images: torch.Tensor) -> None:
 
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
-    """Replace the table between the markers of the page."""
     medians = {
         (row["threads"], row["batch"], row["to"], row["network"]): row["milliseconds"]["median"]
         for row in result["rows"]

@@ -145,7 +145,6 @@ def measure_phase(phase: str, rows: list[Row], work: Path, **options: Any) -> li
 
 
 def measure_group(phase: str, rows: list[Row], work: Path, *, repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure rows, all timed in turn."""
     runs: dict[str, Callable[[], Any]] = {}
     results = {row.name: {**row._asdict(), "peak_bytes": None} for row in rows}
     for row in rows:

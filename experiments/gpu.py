@@ -106,7 +106,6 @@ if not ON_GPU:  # Triton's interpreter has no products in bfloat16
 
 
 def machine() -> Measurements:
-    """Versions and hardware."""
     yield "versions", describe_machine
 
 
@@ -163,7 +162,6 @@ def compile_all() -> Row:
 
 
 def compile_one(configuration: Any) -> str:
-    """Compile a kernel; returns why it failed."""
     import kernels
 
     try:
@@ -403,7 +401,6 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def format_table(rows: list[Row]) -> str:
-    """A table of measured times, failed checks, and failures."""
     lines = []
     for row in rows:
         if "eager_us" in row:

@@ -25,7 +25,6 @@ RESULT_FIELDS = ("images_per_second", "images", *IOU_TYPES)
 
 
 def command(recipe: str, seed: int, data: Path) -> list[str]:
-    """The arguments of the `lambdanets` command of a run."""
     return [
         *("train", recipe, "--seed", str(seed)),
         *("--data", str(data / "instances_train.json"), "--images", str(data / "train.tar")),
@@ -34,7 +33,6 @@ def command(recipe: str, seed: int, data: Path) -> list[str]:
 
 
 def section(runs: list[dict[str, Any]]) -> str:
-    """The text between the page's markers."""
     first = runs[0]
     shown = " ".join([*command("nuclei", 0, Path("NUCLEI")), "--run", "runs/nuclei"])
     for option in (" --data", " --validation-data"):

@@ -93,7 +93,6 @@ def store(out: Path, key: Key, fields: Mapping[str, Any]) -> None:
 
 
 def seeds(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Name the number of seeds."""
     count = len({run["seed"] for run in runs})
     return f"mean ± std of {count} seeds" if count > 1 else "one seed"
 

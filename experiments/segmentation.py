@@ -56,7 +56,6 @@ DIGITS = Comparison(
 
 
 def command(recipe: str, seed: int, data: Path) -> list[str]:
-    """The arguments of the `lambdanets` command of a run."""
     arguments = ["train", recipe, "--seed", str(seed)]
     if recipe in DIGITS.recipes:
         return arguments
@@ -87,7 +86,6 @@ def score(folder: Path, data: Path) -> dict[str, Any]:
 
 
 def section(comparison: Comparison) -> str:
-    """The text between the page's markers."""
     runs, split, scores = stored_runs(comparison.results), comparison.split, {}
     for recipe, name in comparison.recipes.items():
         parameters = next(run["parameters"] for run in runs if run["recipe"] == recipe) / 1e6

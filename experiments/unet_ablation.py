@@ -43,7 +43,6 @@ def settings() -> list[dict[str, Any]]:
 
 
 def command(work: Path, layer: str, learning_rate: float, seed: int) -> list[object]:
-    """The arguments of the `lambdanets` command of a run."""
     recipe: list[object] = ["digit_masks_convolution"]
     if layer != CONVOLUTION:
         scope, _, local = layer.removeprefix("scope ").partition(",")
@@ -72,7 +71,6 @@ def write_local_weights(path: Path, scope: int, seed: int) -> Path:
 
 
 def section(runs: list[dict[str, Any]]) -> str:
-    """The text between the page's markers."""
     if not runs:
         return "The runs that compare scopes and learning rates are not finished.\n"
     seeds = sorted({run["seed"] for run in runs})

@@ -156,5 +156,4 @@ def _structure(name: str) -> tuple[str, str]:
 
 
 def structure(spec: ModelSpec, column: str) -> str:
-    """Compute a column of Table 19 from the model."""
     return _structure(spec.name)[("blocks", "lambda layers in c4").index(column)]

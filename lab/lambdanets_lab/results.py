@@ -11,7 +11,6 @@ from lambdanets.records import write_json
 
 
 def read_results(path: Path) -> Any:
-    """Read the JSON file of an experiment."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -22,7 +21,6 @@ def write_results(path: Path, content: Mapping[str, Any], packages: Sequence[str
 
 
 def installed_version(package: str) -> str | None:
-    """The installed version of a package, or None."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -17,8 +17,6 @@ MAX_EXTRA_PASSES = 2
 
 
 class Summary(NamedTuple):
-    """Median and quartiles."""
-
     median: float
     lower_quartile: float
     upper_quartile: float

@@ -20,7 +20,6 @@ NAMES = [OURS, *PEERS, *MIXERS]
 
 
 def make_cases(options: Layer, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
-    """Make one case per shape, scope and pass."""
     return [
         _case(options, device, shape, scope, phase)
         for shape in options.shapes

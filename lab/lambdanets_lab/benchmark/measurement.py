@@ -63,7 +63,6 @@ class Row:
 
     @property
     def noisy(self) -> bool:
-        """Whether the times vary too much to be compared."""
         return is_noisy(self.seconds)
 
 

@@ -148,6 +148,5 @@ OPTIONS: dict[str, type[CommonOptions]] = {
 
 
 def parse_shape(shape: str) -> tuple[int, int, int]:
-    """Parse a shape like 28x28x128 to height, width and channels."""
     height, width, channels = map(int, shape.split("x"))
     return height, width, channels

@@ -32,7 +32,6 @@ class Plan:
     recipe: ClassificationRecipe
 
     def study_variants(self, study: str) -> dict[str, Variant]:
-        """The selected variants of a study by label."""
         variants = STUDIES[study].variants
         if not self.variants:
             return variants
@@ -52,14 +51,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run:
-    """The training of one variant with one seed."""
-
     variant: str
     seed: int
     recipe: ClassificationRecipe
 
     def folder(self, comparison: Path) -> Path:
-        """The run folder."""
         return comparison / "runs" / f"{self.variant.replace(' ', '-')}-seed{self.seed}"
 
     def result(self, comparison: Path) -> "RunResult | None":
@@ -106,7 +102,6 @@ def read_top1(folder: Path) -> list[float]:
 def make_plan(
     studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: ClassificationRecipe
 ) -> Plan:
-    """Make a plan. Raises InputError for invalid values."""
     known = variant_labels(studies)
     for label in variants:
         if label not in known:

@@ -38,7 +38,6 @@ class Comparison:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The runs as dictionaries."""
         return [asdict(run) for run in self.runs]
 
 
@@ -73,7 +72,6 @@ def study_rows(study: str, comparison: Comparison) -> list[Row]:
 
 
 def collect(plan: Plan, runs: Sequence[RunResult]) -> Comparison:
-    """Return the results of the finished runs of a plan."""
     recipe = asdict(plan.recipe)
     for field in ("data", "data_root"):  # without local paths
         recipe[field] = Path(recipe[field]).name if recipe[field] else recipe[field]
@@ -185,7 +183,6 @@ def _curves(rows: Sequence[Row], comparison: Comparison) -> dict[str, list[Seque
 
 
 def _draw_curves(curves: dict[str, list[Sequence[float]]]) -> Figure:
-    """Draw a thin line for each run, and a thick one for the mean over seeds."""
     figure, (axis,) = plot_style.subplots(1, height=4)
     styles = ((OURS, "o"), *plot_style.BASELINES)
     for (label, runs), (color, marker) in zip(curves.items(), styles, strict=False):

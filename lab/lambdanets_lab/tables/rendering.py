@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from lambdanets.text_tables import markdown_table, text_table
-from lambdanets_lab.tables.descriptions import PARAGRAPHS, TITLES
 from lambdanets_lab.tables.measured import Measured
+from lambdanets_lab.tables.paper import descriptions
 from lambdanets_lab.tables.verdicts import (
     DIFFERS,
     MATCH,
@@ -30,7 +30,6 @@ def to_json(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREME
 
 
 def to_text(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
-    """Format tables for the terminal."""
     parts = []
     for name, table_comparisons in _by_table(comparisons).items():
         header, rows, notes = _cells(table_comparisons)
@@ -43,10 +42,10 @@ def to_markdown(comparisons: Sequence[Comparison], measured: Measured = NO_MEASU
     parts = ["# The paper's tables", "", _OPENING, "", *_summary_lines(comparisons, measured), ""]
     for name, table_comparisons in _by_table(comparisons).items():
         header, rows, notes = _cells(table_comparisons)
-        parts += [f"## {_heading(name)}", "", PARAGRAPHS[name], ""]
+        parts += [f"## {_heading(name)}", "", descriptions()[name]["text"], ""]
         parts += [markdown_table(header, *rows), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
         if name in measured.figures:
-            parts += [f"![{TITLES[name]}]({measured.figures[name]})", ""]
+            parts += [f"![{descriptions()[name]['title']}]({measured.figures[name]})", ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -75,7 +74,8 @@ were not reproduced. Numbers in brackets refer to the notes below a table. This 
 
 
 def _heading(name: str) -> str:
-    return f"Table {name}. {TITLES[name]}" if name.isdigit() else TITLES[name]
+    title = descriptions()[name]["title"]
+    return f"Table {name}. {title}" if name.isdigit() else title
 
 
 def _summary_lines(comparisons: Sequence[Comparison], measured: Measured) -> list[str]:
