@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from lambdanets.cli import main
+from lambdanets_lab import paper_models
 from lambdanets_lab.benchmark import layer, model, scaling
 from lambdanets_lab.benchmark import run as benchmark
 from lambdanets_lab.benchmark.measurement import Row
@@ -37,10 +38,10 @@ def error_line(capsys, *arguments):
 @pytest.mark.figures
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatch):
-    create_model = model.create_model
+    create_model = paper_models.create_model
     lambda_blocks = {"lambda_blocks": ((), (), (), (1,))}
     monkeypatch.setattr(
-        model,
+        paper_models,
         "create_model",
         lambda name, **options: create_model(
             name, layers=(1, 1, 1, 1), **options | (lambda_blocks if "pattern" in options else {})
