@@ -3,7 +3,7 @@
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -44,33 +44,28 @@ def train_missing(
     command: Callable[..., Sequence[object]],
     fields: Callable[[Path, dict[str, Any]], Mapping[str, Any]],
 ) -> None:
-    """Train the runs that a results file lacks, and write the result of each when it is finished.
+    """Train the runs that a results file lacks with `lambdanets`, and write the result of each when it is finished.
 
     folder: name of a run folder, such as "{recipe}-seed{seed}". command: arguments of `lambdanets` from a key, without
     --run. fields: what to store beside RUN_FIELDS, from the run folder and its result.json.
+
+    An unfinished run resumes, a finished one is not trained again, and one with another recipe fails. The other runs
+    are trained in spite of failures; then SystemExit is raised.
     """
     missing = [key for key in keys if not any(key.items() <= run.items() for run in stored_runs(out))]
     runs = {options.work / folder.format(**key).replace(" ", "-").replace(",", ""): key for key in missing}
     commands = {run: [*map(str, command(**key)), "--run", str(run)] for run, key in runs.items()}
-    for run, result in train(commands, options.jobs):
-        row = {"jobs": options.jobs, **{name: result[name] for name in RUN_FIELDS}, **fields(run, result)}
-        store(out, runs[run], row)
-
-
-def train(commands: Mapping[Path, Sequence[str]], jobs: int) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Run `lambdanets` with the arguments of each run folder, and yield each folder and its result as it finishes.
-
-    The arguments must have `--run FOLDER`: an unfinished run resumes, a finished one is not trained again, and one with
-    another recipe fails. The other runs are trained in spite of failures; then SystemExit is raised. jobs: runs at the
-    same time.
-    """
     failed = []
-    with ThreadPool(jobs) as pool:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with ThreadPool(options.jobs) as pool:
         for run, code in pool.imap_unordered(_run, commands.items()):
             if code:
                 failed.append(f"{run} (exit code {code})")
-            else:
-                yield run, read_results(run / "result.json")
+                continue
+            result, key = read_results(run / "result.json"), runs[run]
+            row = {**key, "jobs": options.jobs, **{name: result[name] for name in RUN_FIELDS}, **fields(run, result)}
+            rows = sorted([*stored_runs(out), row], key=lambda each: [each[name] for name in key])
+            write_json(out, {"runs": rows})
     if failed:
         raise SystemExit(f"failed runs, which the results do not have: {', '.join(failed)}")
 
@@ -83,13 +78,6 @@ def _run(command: tuple[Path, Sequence[str]]) -> tuple[Path, int]:
 def stored_runs(out: Path) -> list[dict[str, Any]]:
     """The runs in a results file; none without a file."""
     return read_results(out)["runs"] if out.exists() else []
-
-
-def store(out: Path, key: Key, fields: Mapping[str, Any]) -> None:
-    """Add a run, which `key` identifies, to a results file; it replaces a run with the same key."""
-    kept = [run for run in stored_runs(out) if not key.items() <= run.items()]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, {"runs": sorted([*kept, {**key, **fields}], key=lambda run: [run[name] for name in key])})
 
 
 def seeds(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -112,17 +112,17 @@ def test_failed_run_does_not_stop_the_others(tmp_path, monkeypatch):
     seeded_runs = load_script("experiments/seeded_runs.py")
 
     def train(command, check):
-        (tmp_path / command[-1] / "result.json").write_text('{"top1": 0.5}', encoding="utf-8")
-        return SimpleNamespace(returncode=int(command[-1] == "failing"))
+        run = Path(command[-1])
+        run.mkdir(parents=True)
+        (run / "result.json").write_text(json.dumps(dict.fromkeys(seeded_runs.RUN_FIELDS, 1)), encoding="utf-8")
+        return SimpleNamespace(returncode=int("seed0" in run.name))
 
-    names = ("failing", "finished")
-    for name in names:
-        (tmp_path / name).mkdir()
     monkeypatch.setattr(seeded_runs, "subprocess", SimpleNamespace(run=train))
-    runs = seeded_runs.train({tmp_path / name: [name] for name in names}, jobs=1)
-    assert next(runs) == (tmp_path / "finished", {"top1": 0.5})
-    with pytest.raises(SystemExit, match=r"failing \(exit code 1\)"):
-        next(runs)
+    options, out = SimpleNamespace(work=tmp_path, jobs=1), tmp_path / "runs.json"
+    keys = [{"seed": 0}, {"seed": 1}]
+    with pytest.raises(SystemExit, match=r"seed0 \(exit code 1\)"):
+        seeded_runs.train_missing(options, out, "seed{seed}", keys, lambda seed: [seed], lambda run, result: {})
+    assert [run["seed"] for run in seeded_runs.stored_runs(out)] == [1]
 
 
 def test_mixers_with_the_same_seed_have_equal_initial_weights():
