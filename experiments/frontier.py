@@ -4,10 +4,11 @@
     python experiments/frontier.py [--out FILE] [--page PAGE]            write the table and the figure from results
 
 Accuracies are published ones, of networks trained on ImageNet without extra data: LambdaResNets from Table 18 of the
-paper, the others from `PUBLISHED`. Times and peak memory are measured here with random weights in float32, networks of
-similar accuracy in turn in one process that keeps freed memory, as the `lambdanets` command does. The files of OpenVINO
-are kept in WORK. Results are written after each phase, and finished phases are skipped. The page has the committed
-results of all machines, or those of FILE; the figure, in the page's folder results, those of the first.
+paper, the others from results/published_top1.json. Times and peak memory are measured here with random weights in
+float32, networks of similar accuracy in turn in one process that keeps freed memory, as the `lambdanets` command does.
+The files of OpenVINO are kept in WORK. Results are written after each phase, and finished phases are skipped. The page
+has the committed results of all machines, or those of FILE; the figure, in the page's folder results, those of the
+first.
 """
 
 import functools
@@ -46,39 +47,7 @@ PHASES = {
     "training": "training step, PyTorch",
 }
 OURS = "LambdaResNet"
-# Top-1 (%) by family, model and image size. ResNet-RS: Bello et al. 2021, Table 11 and the authors' repository;
-# EfficientNet: Tan and Le 2019 (v5), Table 2; DeiT: Touvron et al. 2021, Table 5, without distillation.
-PUBLISHED: dict[str, dict[tuple[str, int], float]] = {
-    "ResNet-RS": {
-        ("resnetrs50", 160): 78.8,
-        ("resnetrs101", 160): 80.3,
-        ("resnetrs101", 192): 81.2,
-        ("resnetrs152", 192): 82.0,
-        ("resnetrs152", 224): 82.2,
-        ("resnetrs152", 256): 83.0,
-        ("resnetrs200", 256): 83.4,
-        ("resnetrs270", 256): 83.8,
-        ("resnetrs350", 256): 84.0,
-        ("resnetrs350", 320): 84.2,
-        ("resnetrs420", 320): 84.4,
-    },
-    "EfficientNet": {
-        ("efficientnet_b0", 224): 77.1,
-        ("efficientnet_b1", 240): 79.1,
-        ("efficientnet_b2", 260): 80.1,
-        ("efficientnet_b3", 300): 81.6,
-        ("efficientnet_b4", 380): 82.9,
-        ("efficientnet_b5", 456): 83.6,
-        ("efficientnet_b6", 528): 84.0,
-        ("efficientnet_b7", 600): 84.3,
-    },
-    "DeiT": {
-        ("deit_tiny_patch16_224", 224): 72.2,
-        ("deit_small_patch16_224", 224): 79.8,
-        ("deit_base_patch16_224", 224): 81.8,
-        ("deit_base_patch16_384", 384): 83.1,
-    },
-}
+PUBLISHED = read_results(RESULTS / "published_top1.json")  # by family
 PAPER_SPEEDUPS = {"EfficientNet": (3.2, 4.4), "ResNet-RS": (1.6, 2.3)}  # of LambdaResNets in Figure 4, on TPUv3
 
 
@@ -98,8 +67,7 @@ class Row(NamedTuple):
 def all_rows() -> list[Row]:
     top1 = {number.row: float(number.value) for number in select_numbers(["18"]) if number.column == "supervised top-1"}
     rows = [Row(OURS, spec.name, spec.image_size, top1[row]) for row, spec in PAPER_MODELS["18"].items() if row in top1]
-    rows += [Row(family, *point, top1) for family, points in PUBLISHED.items() for point, top1 in points.items()]
-    return rows
+    return rows + [Row(family, **network) for family, each in PUBLISHED.items() for network in each["networks"]]
 
 
 @functools.cache
