@@ -18,7 +18,8 @@ class PaperNumber:
     """A number or a text in a table of the paper.
 
     precision: unit of the last digit, such as 0.1; None for a text. unreproducible: for a countable number that
-    contradicts the architecture, how it does.
+    contradicts the architecture, how it does. other_network: for a number that the paper quotes from another paper, how
+    the network differs from ours.
     """
 
     table: str
@@ -28,6 +29,7 @@ class PaperNumber:
     unit: str
     precision: float | None
     unreproducible: str | None = None
+    other_network: str | None = None
 
     def text(self) -> str:
         """The value with as many digits as in the paper."""
