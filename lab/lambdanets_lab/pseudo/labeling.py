@@ -54,11 +54,8 @@ def label_shards(
     process are skipped. Thus several processes, such as one per GPU under torchrun, can use the same folder, and each
     shard is labeled once. If a process is killed, another one labels its shard.
 
-    shards: folder or URL of the shards.
-    top: number of classes stored per image. batch_size: images per forward pass.
-    workers: number of data loading processes.
-    device: such as cpu or cuda:1; by default the GPU of the process, if there is one.
-    report: called with name, number of images and seconds of each finished shard.
+    shards: folder or URL of the shards. report: called with name, number of images and seconds of each finished shard.
+    The others are options of `lambdanets pseudo-label`.
 
     Raises InputError if the folder has labels of another teacher, dataset or top, and if more than max_unreadable
     images are unreadable.
