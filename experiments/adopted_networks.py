@@ -3,14 +3,14 @@
     python experiments/adopted_networks.py --out FILE [--names NAME ...] [--batch 8] [--threads 2]    measure
     python experiments/adopted_networks.py [--page docs/benchmark.md]    write the table from committed results
 
-For each network, inference and a training step, original and adopted, contiguous and in channels_last, are timed
+For each network, inference and a training step, the original, the adopted network and this in channels_last are timed
 interleaved in one process, after their outputs were compared. The layers alone are timed on the maps that they get in
-the network, contiguous. An original that raises in channels_last has its error in place of a time. Results are written
-after each network.
+the network. Results are written after each network.
 """
 
 import copy
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +22,11 @@ from pages import RESULTS, ROOT, Script, replace_section
 from torch import Tensor, nn
 
 from lambdanets import adopt
-from lambdanets.errors import one_line
 from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.export.graphs import fill_zero_norm_weights
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.results import read_results, time_in_turn, write_results
+from lambdanets_lab.results import read_results, write_results
+from lambdanets_lab.timing import time_in_turn
 
 sys.path.append(str(ROOT / "tests"))  # the networks of d-li14 and leaderj1001, written from their formulas
 
@@ -38,9 +38,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # with the side of
     "d-li14 R50": (functools.partial(dli14_resnet, [3, 4, 6, 3]), 224),
     "leaderj1001 R18": (Leaderj1001ResNet18, 224),
 }
-FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-NETWORK_TOLERANCE = 1e-2  # in float32: deep networks with random weights amplify rounding
-LAYER_TOLERANCE = 1e-5
+TOLERANCE = {"network": 1e-2, "layers": 1e-5}  # in float32: deep networks with random weights amplify rounding
 
 
 def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[str, Any]]:
@@ -50,41 +48,36 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
     original, images = make(), torch.randn(batch, 3, side, side)
     fill_zero_norm_weights(original)
     set_batch_norm_statistics(original, images)
-    adopted = copy.deepcopy(original)
+    adopted = copy.deepcopy(original.eval())
     layers = list(adopt(adopted))
-    captured = _capture_inputs(original.eval(), layers, images)
+    captured = _capture_inputs(original, layers, images)
+    modules = {  # original and adopted, with their input
+        "network": [(original, adopted, images)],
+        "layers": [(original.get_submodule(n), adopted.get_submodule(n), captured[n]) for n in layers],
+    }
     rows = []
-    for phase in ("inference", "training"):
-        training = phase == "training"
-        runs: dict[str, Callable[[], Any]] = {}
-        errors: dict[str, str] = {}
-        difference = _difference(original.eval(), adopted.eval(), images, NETWORK_TOLERANCE)
-        for kind, network in (("original", original), ("adopted", adopted)):
-            for layout, memory_format in FORMATS.items():
-                x = images.contiguous(memory_format=memory_format)
-                try:
-                    copied = copy.deepcopy(network).train(training).to(memory_format=memory_format)
-                    run = functools.partial(_step, copied, x, training)
-                    run()
-                    runs[f"{kind}, {layout}"] = run
-                except RuntimeError as error:  # the reason is part of the result
-                    errors[f"{kind}, {layout}"] = one_line(error)
-        rows.append({"what": "network", "phase": phase, "difference": difference, "errors": errors})
-        rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
-        pairs = [(original.get_submodule(n), adopted.get_submodule(n), captured[n]) for n in layers]
-        difference = max(_difference(a.eval(), b.eval(), x, LAYER_TOLERANCE) for a, b, x in pairs)
-        runs = {
-            "original, contiguous": functools.partial(_steps, [(a.train(training), x) for a, _, x in pairs], training),
-            "adopted, contiguous": functools.partial(_steps, [(b.train(training), x) for _, b, x in pairs], training),
+    for phase, (what, triples) in itertools.product(("inference", "training"), modules.items()):
+        difference = max(_difference(*triple, TOLERANCE[what]) for triple in triples)
+        candidates = {
+            "original, contiguous": ([(module, x) for module, _, x in triples], torch.contiguous_format),
+            "adopted, contiguous": ([(module, x) for _, module, x in triples], torch.contiguous_format),
+            "adopted, channels_last": ([(module, x) for _, module, x in triples], torch.channels_last),
         }
-        rows.append({"what": "layers", "phase": phase, "difference": difference, "errors": {}, "layers": len(layers)})
-        rows[-1]["milliseconds"] = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3, digits=2)
-    return [{"network": name, "side": side, "batch": batch, **row} for row in rows]
+        runs = {}
+        for candidate, (pairs, layout) in candidates.items():
+            copies = [
+                (copy.deepcopy(module).to(memory_format=layout).train(phase == "training"), x.to(memory_format=layout))
+                for module, x in pairs
+            ]
+            runs[candidate] = functools.partial(_run_all, copies, phase == "training")
+        times = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3)
+        row = {"network": name, "side": side, "batch": batch, "what": what, "phase": phase, "layers": len(layers)}
+        rows.append({**row, "difference": difference, "milliseconds": times})
+    return rows
 
 
 @torch.no_grad()
 def _capture_inputs(network: nn.Module, layers: list[str], images: Tensor) -> dict[str, Tensor]:
-    """Return the input of each layer."""
     captured: dict[str, Tensor] = {}
 
     def capture(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
@@ -97,19 +90,14 @@ def _capture_inputs(network: nn.Module, layers: list[str], images: Tensor) -> di
     return captured
 
 
-def _step(network: nn.Module, x: Tensor, training: bool) -> None:
-    """A forward pass, and in training a backward pass to the parameters and the input."""
-    if not training:
-        with torch.no_grad():
-            network(x)
-        return
-    network.zero_grad(set_to_none=True)
-    network(x.detach().requires_grad_()).square().mean().backward()
-
-
-def _steps(pairs: list[tuple[nn.Module, Tensor]], training: bool) -> None:
-    for layer, x in pairs:
-        _step(layer, x, training)
+def _run_all(pairs: list[tuple[nn.Module, Tensor]], training: bool) -> None:
+    """A forward pass of each module and, in training, a backward pass to the parameters and the input."""
+    for module, x in pairs:
+        module.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(training):
+            output = module(x.detach().requires_grad_(training))
+        if training:
+            output.square().mean().backward()
 
 
 @torch.no_grad()
@@ -123,7 +111,6 @@ def _difference(original: nn.Module, adopted: nn.Module, x: Tensor, tolerance: f
 
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
-    """Replace the table between the markers of the page."""
     rows = []
     for name in dict.fromkeys(row["network"] for row in result["rows"]):
         cells = [f"`{name}`" if name in TIMM else name]

@@ -2,8 +2,7 @@
 
     python experiments/benchmark.py
 
-The results are those of `lambdanets benchmark layer`, `model` and `scaling`, in experiments/results; memory.json is of
-a command of commit e9364fe0, whose measurement is now part of `layer`.
+The results are those of `lambdanets benchmark layer`, `model` and `scaling`, in experiments/results.
 """
 
 import statistics
@@ -13,8 +12,7 @@ from typing import Any
 from pages import RESULTS, ROOT, PageScript, replace_section
 
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark.plots import draw_layer_times, draw_scaling
-from lambdanets_lab.benchmark.report import read_rows
+from lambdanets_lab.benchmark.report import draw_layer_times, draw_scaling, read_rows
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results
 
@@ -29,13 +27,11 @@ Cells = dict[str, dict[str, float]]
 
 
 def read(kind: str) -> dict[str, Any]:
-    """Read the results of a benchmark."""
     results: dict[str, Any] = read_results(RESULTS / f"xeon-2-cores/{kind}.json")
     return results
 
 
 def machine(results: dict[str, Any]) -> str:
-    """The processor, the number of threads and the date of a benchmark."""
     hardware = results["hardware"]
     return f"{hardware['processor']}, {hardware['threads']} threads, {results['started'].split()[0]}"
 
@@ -79,9 +75,9 @@ def compare_with_convolution(times: Cells) -> str:
     )
 
 
-def summary(layer: dict[str, Any], memory: dict[str, Any]) -> str:
+def summary(layer: dict[str, Any]) -> str:
     training, inference = (cells(layer, 23, phase, "median_seconds") for phase in ("training", "inference"))
-    peaks = cells(memory, 23, "training", "peak_bytes")
+    peaks = cells(layer, 23, "training", "peak_bytes")
     fast, fast_inference, small = (ratios_to_fastest_other(values) for values in (training, inference, peaks))
     return (
         f"- At scope 23, training is {fast[0]:.1f} to {fast[1]:.1f} times and inference {fast_inference[0]:.1f} to "
@@ -92,7 +88,6 @@ def summary(layer: dict[str, Any], memory: dict[str, Any]) -> str:
 
 
 def network_table(model: dict[str, Any]) -> str:
-    """Speed of ResNet-50 with lambda layers relative to plain ResNet-50."""
     times = {
         (row["candidate"].removeprefix(f"{OURS} "), row["sizes"]["pass"]): statistics.median(row["seconds"])
         for row in model["rows"]
@@ -105,7 +100,7 @@ def network_table(model: dict[str, Any]) -> str:
 
 
 def page_section() -> str:
-    layer, model, memory = read("layer"), read("model"), read("memory")
+    layer, model = read("layer"), read("model")
     parts = [
         "One layer, milliseconds (median of up to 20 runs), batch 8, 16-dimensional queries, 4 heads, float32, on\n"
         f"{machine(layer)}; [`experiments/results`](../experiments/results) has every sample."
@@ -115,7 +110,7 @@ def page_section() -> str:
             table = layer_table(cells(layer, scope, phase, "median_seconds"))
             parts += [f"Scope {scope}, {phase}{comment}:", table]
     parts += [
-        summary(layer, memory),
+        summary(layer),
         "ResNet-50 with lambda layers, throughput relative to plain ResNet-50, 224 x 224 pixels, batch 8, scope 23, "
         f"float32, on\n{machine(model)}:",
         network_table(model),

@@ -9,7 +9,7 @@ in all measured cases, refuted if in none; otherwise the verdict says in how man
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,12 @@ import frontier
 from comparison import FASHION_MNIST, read_cifar10
 from pages import RESULTS, PageScript, replace_section
 from photographs import complete_runs
-from seeded_runs import points
 
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.paired import confidence_interval, format_difference, paired_differences
 from lambdanets_lab.results import read_results
+from lambdanets_lab.seeds import confidence_interval, format_difference, paired_differences, points
+from lambdanets_lab.studies.catalog import STUDIES
 from lambdanets_lab.studies.results import read_comparison
 
 NUCLEI = ("nuclei", "nuclei_convolution")  # recipes with lambda layers and with convolutions
@@ -66,26 +66,11 @@ def verdict_of_cases(cases: Sequence[bool], kind: str) -> str:
     return f"for {sum(cases)} of {len(cases)} {kind}" if any(cases) else "refuted on the measured CPUs"
 
 
-BETTER = "Lambda layers are more accurate than"
-NOT_IN_PAPER = "Not in the paper: more accurate than"
+BETTER_THAN_CONVOLUTIONS = "Lambda layers are more accurate than 3x3 convolutions: 78.4 and 76.9 (Table 3)"
 BOTH_TERMS = "Content and position are better than"
 SOFTMAX_KEYS = "Softmax on keys is better than"
-BETTER_THAN_CONVOLUTIONS = f"{BETTER} 3x3 convolutions: 78.4 and 76.9 (Table 3)"
 # claim, name in the figure, variant, baseline: names of variants in the results of `lambdanets compare`
-MIXERS = (
-    (BETTER_THAN_CONVOLUTIONS, "3x3 convolution", "lambda", "convolution"),
-    (f"{BETTER} squeeze-and-excitation: 77.6 (Table 3)", "squeeze-and-excitation", "lambda", "channel_attention"),
-    (f"{BETTER} double attention: 77.0 † (Table 3)", "double attention", "lambda", "double_attention"),
-    (f"{BETTER} efficient attention: 77.3 † (Table 3)", "efficient attention", "lambda", "efficient_attention"),
-    (f"{BETTER} local attention: 77.4 † (Table 3)", "local attention", "lambda", "local_attention"),
-    (f"{BETTER} local relation: 77.3 † (Table 3)", "local relation", "lambda", "local_relation"),
-    (f"{BETTER} patchwise attention: 78.2 † (Table 3)", "patchwise attention", "lambda", "patchwise_attention"),
-    (f"{BETTER} augmented attention: 77.7 † (Table 3)", "augmented attention", "lambda", "augmented_attention"),
-    (f"{BETTER} axial attention: 77.5 (Table 4)", "axial attention", "lambda", "axial_attention"),
-    (f"{NOT_IN_PAPER} the Performer, softmax features", "Performer, softmax", "lambda", "performer_softmax"),
-    (f"{NOT_IN_PAPER} the Performer, ReLU features", "Performer, ReLU", "lambda", "performer_relu"),
-    (f"{NOT_IN_PAPER} global attention", "global attention", "lambda", "global_attention"),
-    (f"{NOT_IN_PAPER} pairwise attention", "pairwise attention", "lambda", "pairwise_attention"),
+VARIANTS = (
     (f"{BOTH_TERMS} content alone: 78.4 and 68.8 (Table 9)", "content alone", "lambda", "lambda position=False"),
     (f"{BOTH_TERMS} position alone: 78.1 (Table 9)", "position alone", "lambda", "lambda content=False"),
     ("A scope of 15 is better than 3: 78.5 and 77.6 (Table 10)", "scope 3", "lambda scope=15", "lambda scope=3"),
@@ -107,14 +92,27 @@ MIXERS = (
 )
 
 
+def mixer_claims() -> Iterator[tuple[str, str, str, str]]:
+    """The claims about the variants of the study "mixers", as in VARIANTS."""
+    for name, variant in STUDIES["mixers"].variants.items():
+        claim = f"Not in the paper: more accurate than {name}"
+        if variant.paper_top1 is not None:
+            table = 4 if name == "axial attention" else 3
+            quoted = " †" * variant.quoted
+            claim = f"Lambda layers are more accurate than {name}: {variant.paper_top1}{quoted} (Table {table})"
+        if name == "convolution":
+            yield BETTER_THAN_CONVOLUTIONS, "3x3 convolution", "lambda", variant.name
+        elif name != "lambda":
+            yield claim, name, "lambda", variant.name
+
+
 def mixers() -> list[Accuracy]:
-    """Compare the accuracy of mixers."""
     datasets = {"CIFAR-10, 10 epochs ¶": read_cifar10(), "Fashion-MNIST, 188 steps": read_comparison(FASHION_MNIST)}
     findings = []
-    for claim, label, *variants in MIXERS:
+    for claim, label, *variants in (*mixer_claims(), *VARIANTS):
         before = len(findings)
         for name, results in datasets.items():
-            top1 = [points(results["runs"], {"variant": variant}, "top1") for variant in variants]
+            top1 = [points(results.rows, {"variant": variant}, "top1") for variant in variants]
             if differences := paired_differences(*top1):
                 findings.append(Accuracy(claim, label, name, differences))
         if len(findings) == before:
@@ -123,7 +121,6 @@ def mixers() -> list[Accuracy]:
 
 
 def photographs() -> list[Accuracy]:
-    """Compare the accuracy of lambda layers and convolutions on photographs of each size."""
     runs = complete_runs(read_results(RESULTS / "photographs.json")["runs"])
     findings = []
     for size in sorted({run["image_size"] for run in runs}):
@@ -164,13 +161,11 @@ ATTENTION = ("sdpa", "flex-attention", "natten")
 
 
 def span(ratios: Sequence[float]) -> str:
-    """Format a range of ratios."""
     low, high = (f"{ratio:.{1 if ratio >= 2 else 2}f}" for ratio in (min(ratios), max(ratios)))
     return f"{low} to {high} times"
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
-    """Read the rows of a result of `lambdanets benchmark`."""
     rows: list[dict[str, Any]] = read_results(RESULTS / f"xeon-2-cores/{name}.json")["rows"]
     return rows
 
@@ -205,7 +200,6 @@ def layer_costs() -> list[Cost]:
 
 
 def network_costs() -> list[Cost]:
-    """Compare ResNet-50 with lambda layers and with local or axial attention in all stages (Table 4)."""
     rows = {(row["candidate"], row["sizes"]["pass"]): row for row in read_rows("tables/table-4")}
     findings = []
     for layer, images in (("axial self-attention", 960), ("local self-attention 7x7", 440)):
@@ -222,7 +216,6 @@ def network_costs() -> list[Cost]:
 
 
 def extra_data_costs() -> list[Cost]:
-    """Compare the networks that the paper trains on extra data (Table 5)."""
     times = {(row["candidate"], row["sizes"]["pass"]): row["median_seconds"] for row in read_rows("tables/table-5")}
     findings = []
     for other, paper in (("EfficientNet-B7", "9.5 and 6.2"), ("ViT-L/16", "9.0 and 9.5")):
@@ -276,7 +269,6 @@ def multiplicity(findings: Sequence[Accuracy]) -> str:
 
 
 def accuracy_table(findings: Sequence[Accuracy]) -> str:
-    """One row per claim, with one line per data set."""
     count = num_comparisons(findings)
     rows = []
     for claim in dict.fromkeys(each.claim for each in findings):

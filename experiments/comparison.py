@@ -16,18 +16,17 @@ from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
 from lambdanets_lab.benchmark.measurement import peak_bytes
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.results import read_results, time_in_turn, write_results
+from lambdanets_lab.results import read_results, write_results
 from lambdanets_lab.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES
-from lambdanets_lab.studies.results import read_comparison
-from lambdanets_lab.studies.summary import describe_setup, draw_all, table
+from lambdanets_lab.studies.results import Comparison, Row, describe_setup, draw_all, read_comparison, study_rows, table
+from lambdanets_lab.timing import time_in_turn
 
 FASHION_MNIST = RESULTS / "xeon-2-cores/fashion_mnist.json"
 CIFAR10 = RESULTS / "epyc-2-cores/cifar10"  # results.json of each command
 BATCH = (128, 3, 32, 32)  # of the CIFAR-10 recipe
 
 
-def read_cifar10() -> dict[str, Any]:
-    """Read and merge the results on CIFAR-10."""
+def read_cifar10() -> Comparison:
     return read_comparison(*sorted(CIFAR10.glob("*.json")))
 
 
@@ -48,15 +47,15 @@ def measure(out: Path, *, repeats: int = 20, seconds: float = 4) -> None:
     write_results(out, {"variants": results, "batch": BATCH, "threads": torch.get_num_threads()})
 
 
-def steps_table(studies: dict[str, dict[str, Any]], steps: dict[str, Any]) -> str:
+def steps_table(comparisons: dict[str, Comparison], steps: dict[str, Any]) -> str:
     """Time and memory of a training step beside the mean top-1 on each data set, fastest first."""
-    rows_by_data: dict[str, dict[str, Any]] = {data: {} for data in studies}
+    rows_by_data: dict[str, dict[str, Row]] = {data: {} for data in comparisons}
     labels = {}
-    for data, results in studies.items():
+    for data, comparison in comparisons.items():
         for study, prefix in (("content_position", "lambda, "), ("mixers", "")):
-            for row in results[study]["variants"]:
-                rows_by_data[data][row["variant"]] = row
-                labels[row["variant"]] = prefix + row["label"]
+            for row in study_rows(study, comparison):
+                rows_by_data[data][row.variant.name] = row
+                labels[row.variant.name] = prefix + row.label
     baseline = 1e3 * steps["variants"]["convolution"]["seconds"]["median"]
     table_rows = []
     for name in sorted(labels, key=lambda name: steps["variants"][name]["seconds"]["median"]):
@@ -67,24 +66,22 @@ def steps_table(studies: dict[str, dict[str, Any]], steps: dict[str, Any]) -> st
         top1 = [format_top1(rows[name]) if name in rows else "" for rows in rows_by_data.values()]
         table_rows.append([labels[name], *time, memory, *top1])
     header = ["variant", "training step, ms (quartiles)", "relative to convolution", "memory, MiB per image"]
-    return markdown_table([*header, *(f"top-1, {data}" for data in studies)], *table_rows)
+    return markdown_table([*header, *(f"top-1, {data}" for data in comparisons)], *table_rows)
 
 
-def format_top1(row: dict[str, Any]) -> str:
+def format_top1(row: Row) -> str:
     """The mean over the seeds, in percent, marked if there is only one."""
-    one_seed = " (one seed)" if row["seeds"] == 1 else ""
-    return f"{100 * row['mean_top1']:.1f}{one_seed}"
+    return f"{row.mean:.1f}{' (one seed)' if len(row.top1) == 1 else ''}"
 
 
-def sections(fashion_mnist: dict[str, Any], cifar10: dict[str, Any], steps: dict[str, Any]) -> dict[str, str]:
+def sections(fashion_mnist: Comparison, cifar10: Comparison, steps: dict[str, Any]) -> dict[str, str]:
     """The text of each section of docs/comparison.md by name: tables, and the setup of the runs on Fashion-MNIST."""
     written = {"setup": describe_setup(fashion_mnist)}
     for data, results in (("cifar10", cifar10), ("fashion_mnist", fashion_mnist)):
-        for name, study in results["studies"].items():
-            if len(study["variants"]) > 1:
-                written[f"{data} {name}"] = table(study)
-    studies = {"CIFAR-10": cifar10["studies"], "Fashion-MNIST": fashion_mnist["studies"]}
-    return written | {"steps": steps_table(studies, steps)}
+        for study in results.studies:
+            if len(study_rows(study, results)) > 1:
+                written[f"{data} {study}"] = table(study, results)
+    return written | {"steps": steps_table({"CIFAR-10": cifar10, "Fashion-MNIST": fashion_mnist}, steps)}
 
 
 def main() -> None:

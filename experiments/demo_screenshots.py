@@ -19,7 +19,6 @@ from lab.demo.browser import encode, open_page
 
 
 def save(page, name):
-    """Write a screenshot of the whole page as JPEG."""
     page.evaluate("document.activeElement.blur()")
     page.mouse.move(0, 0)
     page.wait_for_timeout(300)

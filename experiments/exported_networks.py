@@ -23,7 +23,8 @@ from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.export.graphs import fill_zero_norm_weights
 from lambdanets_lab.export.runtimes import RUNTIMES
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.results import read_results, time_in_turn, write_results
+from lambdanets_lab.results import read_results, write_results
+from lambdanets_lab.timing import time_in_turn
 
 NETWORKS: dict[str, tuple[str, dict[str, Any], int]] = {  # model, options, side of the images
     "ResNet-50": ("resnet50", {}, 224),
@@ -75,7 +76,7 @@ def measure(names: list[str], folder: Path, threads: int, batch: int, seconds: f
         network.to(memory_format=torch.channels_last)
         runs[name, "PyTorch"] = functools.partial(infer, network, images.contiguous(memory_format=torch.channels_last))
     rows = []
-    for (name, to), times in time_in_turn(runs, repeats=50, seconds=seconds, unit=1e-3, digits=2).items():
+    for (name, to), times in time_in_turn(runs, repeats=50, seconds=seconds, unit=1e-3).items():
         row = {"network": name, "to": to, "threads": threads, "batch": batch}
         rows.append(row | {"error": errors.get((name, to)), "bytes": sizes.get((name, to)), "milliseconds": times})
         print(rows[-1], flush=True)
@@ -88,7 +89,6 @@ def infer(network: torch.nn.Module, images: torch.Tensor) -> None:
 
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
-    """Replace the table between the markers of the page."""
     medians = {
         (row["threads"], row["batch"], row["to"], row["network"]): row["milliseconds"]["median"]
         for row in result["rows"]

@@ -1,14 +1,14 @@
 """Accuracy against speed (Figure 4 of the paper): LambdaResNets, ResNet-RS, EfficientNets and DeiT on this machine.
 
-    python experiments/frontier.py export WORK [--names NAME ...]     export the networks to OpenVINO, untimed
-    python experiments/frontier.py measure WORK --out FILE            time them in PyTorch and OpenVINO, 30 minutes
-    python experiments/frontier.py [--out FILE] [--page PAGE]         write the table and the figure from results
+    python experiments/frontier.py WORK --out FILE [--names NAME ...]    time networks, 30 minutes after the exports
+    python experiments/frontier.py [--out FILE] [--page PAGE]            write the table and the figure from results
 
 Accuracies are published ones, of networks trained on ImageNet without extra data: LambdaResNets from Table 18 of the
-paper, the others from `PUBLISHED`. Times and peak memory are measured here with random weights in float32, networks of
-similar accuracy in turn in one process that keeps freed memory, as the `lambdanets` command does. `measure` writes the
-results after each phase and skips finished ones. The page has the committed results of all machines, or those of FILE;
-the figure, in the page's folder results, those of the first.
+paper, the others from results/published_top1.json. Times and peak memory are measured here with random weights in
+float32, networks of similar accuracy in turn in one process that keeps freed memory, as the `lambdanets` command does.
+The files of OpenVINO are kept in WORK. Results are written after each phase, and finished phases are skipped. The page
+has the committed results of all machines, or those of FILE; the figure, in the page's folder results, those of the
+first.
 """
 
 import functools
@@ -33,8 +33,9 @@ from lambdanets_lab.benchmark.measurement import peak_bytes
 from lambdanets_lab.export.runtimes import RUNTIMES
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.paper_models import PAPER_MODELS
-from lambdanets_lab.results import read_results, time_in_turn, write_results
+from lambdanets_lab.results import read_results, write_results
 from lambdanets_lab.tables.paper import select_numbers
+from lambdanets_lab.timing import time_in_turn
 
 MACHINES = [RESULTS / f"{machine}-2-cores/frontier.json" for machine in ("xeon", "epyc")]
 LOWEST_TOP1 = 76.5  # of the figure
@@ -46,39 +47,7 @@ PHASES = {
     "training": "training step, PyTorch",
 }
 OURS = "LambdaResNet"
-# Top-1 (%) by family, model and image size. ResNet-RS: Bello et al. 2021, Table 11 and the authors' repository;
-# EfficientNet: Tan and Le 2019 (v5), Table 2; DeiT: Touvron et al. 2021, Table 5, without distillation.
-PUBLISHED: dict[str, dict[tuple[str, int], float]] = {
-    "ResNet-RS": {
-        ("resnetrs50", 160): 78.8,
-        ("resnetrs101", 160): 80.3,
-        ("resnetrs101", 192): 81.2,
-        ("resnetrs152", 192): 82.0,
-        ("resnetrs152", 224): 82.2,
-        ("resnetrs152", 256): 83.0,
-        ("resnetrs200", 256): 83.4,
-        ("resnetrs270", 256): 83.8,
-        ("resnetrs350", 256): 84.0,
-        ("resnetrs350", 320): 84.2,
-        ("resnetrs420", 320): 84.4,
-    },
-    "EfficientNet": {
-        ("efficientnet_b0", 224): 77.1,
-        ("efficientnet_b1", 240): 79.1,
-        ("efficientnet_b2", 260): 80.1,
-        ("efficientnet_b3", 300): 81.6,
-        ("efficientnet_b4", 380): 82.9,
-        ("efficientnet_b5", 456): 83.6,
-        ("efficientnet_b6", 528): 84.0,
-        ("efficientnet_b7", 600): 84.3,
-    },
-    "DeiT": {
-        ("deit_tiny_patch16_224", 224): 72.2,
-        ("deit_small_patch16_224", 224): 79.8,
-        ("deit_base_patch16_224", 224): 81.8,
-        ("deit_base_patch16_384", 384): 83.1,
-    },
-}
+PUBLISHED = read_results(RESULTS / "published_top1.json")  # by family
 PAPER_SPEEDUPS = {"EfficientNet": (3.2, 4.4), "ResNet-RS": (1.6, 2.3)}  # of LambdaResNets in Figure 4, on TPUv3
 
 
@@ -98,8 +67,7 @@ class Row(NamedTuple):
 def all_rows() -> list[Row]:
     top1 = {number.row: float(number.value) for number in select_numbers(["18"]) if number.column == "supervised top-1"}
     rows = [Row(OURS, spec.name, spec.image_size, top1[row]) for row, spec in PAPER_MODELS["18"].items() if row in top1]
-    rows += [Row(family, *point, top1) for family, points in PUBLISHED.items() for point, top1 in points.items()]
-    return rows
+    return rows + [Row(family, **network) for family, each in PUBLISHED.items() for network in each["networks"]]
 
 
 @functools.cache
@@ -107,20 +75,14 @@ def make_network(model: str, image_size: int) -> nn.Module:
     return exported_networks.make_network(model, {}, image_size)
 
 
-def exported_path(row: Row, work: Path) -> Path:
-    return work / f"{row.name}.xml"
-
-
-def export_all(rows: list[Row], work: Path) -> None:
-    """Export the networks that have no file yet, with fixed shapes; compares each with PyTorch."""
-    work.mkdir(parents=True, exist_ok=True)
-    for row in rows:
-        path = exported_path(row, work)
-        if not path.exists():
-            options: dict[str, Any] = {"image_size": row.image_size, "batch_size": BATCH_SIZE["openvino"]}
-            errors = export(make_network(row.model, row.image_size), path, to="openvino", **options).errors
-            print(f"{row.name}: exported, relative error {max(errors.values()):.1e}", flush=True)
-            make_network.cache_clear()
+def export_once(row: Row, work: Path) -> Path:
+    """Export a network to OpenVINO with fixed shapes, unless it has a file."""
+    path = work / f"{row.name}.xml"
+    if not path.exists():
+        network = make_network(row.model, row.image_size)
+        export(network, path, to="openvino", image_size=row.image_size, batch_size=BATCH_SIZE["openvino"])
+        make_network.cache_clear()
+    return path
 
 
 def measure(rows: list[Row], work: Path, out: Path, *, repeats: int, seconds: float) -> None:
@@ -151,13 +113,12 @@ def measure_phase(phase: str, rows: list[Row], work: Path, **options: Any) -> li
 
 
 def measure_group(phase: str, rows: list[Row], work: Path, *, repeats: int, seconds: float) -> list[dict[str, Any]]:
-    """Measure rows, all timed in turn."""
     runs: dict[str, Callable[[], Any]] = {}
     results = {row.name: {**row._asdict(), "peak_bytes": None} for row in rows}
     for row in rows:
         images = torch.randn(BATCH_SIZE[phase], 3, row.image_size, row.image_size)
         if phase == "openvino":
-            runs[row.name] = functools.partial(RUNTIMES["openvino"].open(exported_path(row, work)), images)
+            runs[row.name] = functools.partial(RUNTIMES["openvino"].open(export_once(row, work)), images)
             continue
         # networks of fixed image size differ by size; the others are shared by the rows of all sizes
         network = make_network(row.model, 224 if row.family != "DeiT" else row.image_size)
@@ -271,26 +232,21 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = Script(__doc__, "frontier.md")
-    parser.add_argument("action", choices=["export", "measure", "page"], nargs="?", default="page")
     parser.add_argument("work", type=Path, nargs="?", help="folder of the exported networks")
     parser.add_argument("--names", nargs="+", help="models, such as resnetrs50; all by default")
     parser.add_argument("--repeats", type=int, default=10, help="timed runs per network and phase, at most")
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each network, roughly")
     options = parser.parse_args()
-    if options.action != "page" and options.work is None:
-        parser.error("WORK must name a folder")
-    if options.action == "measure" and options.out is None:
-        parser.error("--out must name a file for the results")
-    rows = [row for row in all_rows() if options.names is None or row.model in options.names]
-    if options.action == "export":
-        export_all(rows, options.work)
-    elif options.action == "measure":
+    if options.work is not None:
+        if options.out is None:
+            parser.error("--out must name a file for the results")
         keep_freed_memory()  # page faults, which depend on earlier allocations, took up to half the time
+        rows = [row for row in all_rows() if options.names is None or row.model in options.names]
         measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
-    else:
-        machines = [read_results(path) for path in (MACHINES if options.out is None else [options.out])]
-        replace_section(options.page, "frontier", write_section(machines))
-        draw(machines[0], options.page.parent / "results/frontier.png")
+        return
+    machines = [read_results(path) for path in (MACHINES if options.out is None else [options.out])]
+    replace_section(options.page, "frontier", write_section(machines))
+    draw(machines[0], options.page.parent / "results/frontier.png")
 
 
 if __name__ == "__main__":

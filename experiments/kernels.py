@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -27,14 +27,13 @@ HEADS = (1, 2, 4, 8, 16)
 VALUE_DEPTHS = (8, 16, 24, 32, 64, 128)
 BATCHES = (1, 2, 3, 8, 128)
 DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+TENSOR_CORES = ("tcgen05.mma", "wgmma.mma_async", "mma.sync")  # instructions
 MAX_STACK = 32  # bytes per thread
 REGISTERS = 65_536  # per streaming multiprocessor
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A kernel with its compile-time parameters."""
-
     kernel: str
     architecture: int
     heads: int
@@ -96,34 +95,34 @@ def max_shared_memory(capability: tuple[int, int]) -> int:
     return (163 if capability in ((8, 0), (8, 7)) else 99) << 10
 
 
-def examine(configuration: Configuration) -> dict[str, Any]:
-    """Compile a kernel; returns its resources, its matrix instruction and its loads from global memory.
-
-    "loads" counts asynchronous loads; "stages_ahead" is the number of pipeline stages that are prefetched.
-    """
-    row = vars(configuration) | {"tiles": configuration.tiles._asdict()}
+def examine(configuration: Configuration) -> tuple[list[str], int]:
+    """Compile a kernel; returns the checks that its code fails, and its bytes of stack per thread."""
+    tiles, is_float32 = configuration.tiles, configuration.dtype == "float32"
     try:
         code = compile_kernel(configuration)
         registers, stack = resources(code)
     except Exception as error:  # also of the CUDA tools, whose output may have another format
-        return row | {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-    tiles, ptx, shared_bytes = configuration.tiles, code.asm["ptx"], code.metadata.shared
-    prefetched_stages = re.findall(r"cp\.async\.wait_group\s+(0x[0-9a-f]+|\d+)", ptx)  # stages that are not waited for
+        return [" ".join(f"{type(error).__name__}: {error}".split())[:300]], 0
+    ptx, shared_bytes = code.asm["ptx"], code.metadata.shared
     limit = max_shared_memory(divmod(configuration.architecture, 10))
     resident_programs = min((limit + 1024) // (shared_bytes + 1024), REGISTERS // (registers * 32 * tiles.warps))
-    return row | {
-        "shared": shared_bytes,
-        "fits": shared_bytes <= limit,
-        "stack": stack,
-        "warps_per_scheduler": resident_programs * tiles.warps / 4,
-        "instruction": next((name for name in ("tcgen05.mma", "wgmma.mma_async", "mma.sync") if name in ptx), "fma"),
-        "loads": len(re.findall(r"cp\.async\.c[ag]\.shared", ptx)),
-        "stages_ahead": max(map(int, prefetched_stages), default=0),
+    warps_per_scheduler = resident_programs * tiles.warps / 4
+    # numbers of pipeline stages that are prefetched
+    stages_ahead = [int(count, 0) for count in re.findall(r"cp\.async\.wait_group\s+(0x[0-9a-f]+|\d+)", ptx)]
+    checks = {
+        f"{shared_bytes:,} bytes of shared memory": shared_bytes > limit,
+        f"{stack} bytes of stack": stack > MAX_STACK,
+        "no tensor cores": not is_float32 and not any(name in ptx for name in TENSOR_CORES),
+        "no asynchronous loads": not re.search(r"cp\.async\.c[ag]\.shared", ptx),
+        "the loads of the next step start only after waiting for those of the current step": (
+            tiles.stages > 2 and not any(stages_ahead)
+        ),
+        f"{warps_per_scheduler} warps per scheduler": not is_float32 and warps_per_scheduler < 2,
     }
+    return [reason for reason, failed in checks.items() if failed], stack
 
 
 def resources(code: Any) -> tuple[int, int]:
-    """Registers and bytes of stack per thread."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -134,25 +133,6 @@ def resources(code: Any) -> tuple[int, int]:
     match = re.search(r"REG:(\d+) STACK:(\d+)", run.stdout + run.stderr)
     assert match is not None, run.stderr
     return int(match[1]), int(match[2])
-
-
-def failures(row: dict[str, Any]) -> Iterator[str]:
-    """Descriptions of the checks that a kernel's code fails."""
-    if "error" in row:
-        yield row["error"]
-        return
-    if not row["fits"]:
-        yield f"{row['shared']:,} bytes of shared memory"
-    if row["stack"] > MAX_STACK:
-        yield f"{row['stack']} bytes of stack"
-    if row["dtype"] != "float32" and row["instruction"] == "fma":
-        yield "no tensor cores"
-    if not row["loads"]:
-        yield "no asynchronous loads"
-    if row["tiles"]["stages"] > 2 and not row["stages_ahead"]:
-        yield "the loads of the next step start only after waiting for those of the current step"
-    if row["dtype"] != "float32" and row["warps_per_scheduler"] < 2:
-        yield f"{row['warps_per_scheduler']} warps per scheduler"
 
 
 def main() -> int:
@@ -166,13 +146,12 @@ def main() -> int:
     selected = configurations(arguments.architectures, arguments.heads, arguments.depths, arguments.dtypes)
     num_failed = num_spilling = 0
     with ProcessPoolExecutor(arguments.processes) as pool:
-        for configuration, row in zip(selected, pool.map(examine, selected), strict=True):
-            reasons = "; ".join(failures(row))
+        for configuration, (reasons, stack) in zip(selected, pool.map(examine, selected), strict=True):
             num_failed += bool(reasons)
-            num_spilling += row.get("stack", 0) > 0
-            if reasons or row["stack"]:
+            num_spilling += stack > 0
+            if reasons or stack:
                 name = f"{configuration.kernel} sm_{configuration.architecture} h={configuration.heads}"
-                note = reasons or f"{row['stack']} bytes of stack, allowed"
+                note = "; ".join(reasons) or f"{stack} bytes of stack, allowed"
                 print(f"{name} {configuration.dtype} {tuple(configuration.tiles)}: {note}", flush=True)
     print(f"{len(selected)} configurations, {num_failed} failed, {num_spilling} use the stack")
     return int(num_failed > 0)

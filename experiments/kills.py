@@ -6,31 +6,27 @@
 A command gets SIGKILL (at a random time, in the middle of writing a file, or before a rename), SIGTERM or SIGINT, in a
 new folder, up to three times; then it runs to the end. Its files must equal those of the uninterrupted command bit by
 bit, except for times. After SIGTERM and SIGINT it must end within 30 s with exit code 130, without a traceback, and
-leave no hidden file. Each command is also started twice at once. Commands are forked from one process that has imported
-everything, so the script needs a machine without a GPU.
+leave no hidden file. Each command is also started twice at once.
 """
 
 import csv
+import json
 import os
 import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-import traceback
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib.backends.backend_agg  # noqa: F401 - imported lazily by commands; imported here once for all forks
-import numpy as np
-import torch
-import torch.utils.tensorboard
-from pages import RESULTS, Script, replace_section
-from PIL import Image
+from pages import RESULTS, ROOT, Script, replace_section
 
 from lambdanets import cli
 from lambdanets.models.weights import read_weights
@@ -38,8 +34,12 @@ from lambdanets.training import run_log
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results, write_results
 
+sys.path.append(str(ROOT / "tests"))
+from noise_images import write_two_classes
+
 HALF_FILE, RENAME = "half a file", "a rename"
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+LIMIT, LIMIT_OF_IMPORTS = 300, 30  # seconds of a command
 KILLS_PER_RUN = 3
 TRAIN = (
     "--channels 3 --image-size 8 --epochs 3 --batch-size 8 --micro-batch 4 --learning-rate 0.03 --drop-path 0.2 "
@@ -52,14 +52,12 @@ LAYER = "--shapes 4x5x8 6x5x8 --scopes 3 --batch-size 2 --repeats 3 --seconds 0.
 class Command:
     """A command of `lambdanets` that can be resumed. {} is the output path.
 
-    work: pattern of the files by which finished work is recognized. with_times: files that are not compared. resume:
-    the command that resumes it, once the file `plan.json` exists; by default the same.
+    work: pattern of the files by which finished work is recognized. with_times: files that are not compared.
     """
 
     arguments: str
     work: str
     with_times: tuple[str, ...] = ()
-    resume: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ def commands(scratch: Path) -> dict[str, Command]:
         "compare": Command(
             f"compare scope --data {images} {TRAIN} --seeds 0 --variants 3x3 7x7 --out {{}}",
             "**/last.ckpt",
-            (*times, "results.json", "plan.json"),
-            "compare --resume {}",
+            (*times, "results.json"),
         ),
         "predict": Command(f"predict {run} {images} --out {{}}", "*.partial"),
         "predict objects": Command(f"predict {detector} {images} --score 0 --out {{}}", "*.partial"),
@@ -101,7 +98,7 @@ def commands(scratch: Path) -> dict[str, Command]:
 
 def prepare(scratch: Path) -> None:
     """Create the images, trained models, shards and labels that the commands read."""
-    images = write_images(scratch / "images")
+    images = write_two_classes(scratch / "images")
     for arguments in (
         f"train --data {images} {TRAIN} --run {scratch / 'run'}",
         f"train scattered_digits --quicktest --run {scratch / 'detector'}",
@@ -112,68 +109,34 @@ def prepare(scratch: Path) -> None:
         assert code == 0, output
 
 
-def write_images(folder: Path) -> Path:
-    """Write 18 noise images of 12 x 10 pixels in each of two classes, dark and light."""
-    generator = np.random.default_rng(0)
-    for name, brightness in (("dark", 95), ("light", 160)):
-        (folder / name).mkdir(parents=True)
-        for number in range(18):
-            pixels = np.clip(generator.normal(brightness, 50, (10, 12, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number:02}.png")
-    return folder
+def start(arguments: list[str], log: Path, kill: Kill | None = None) -> subprocess.Popen[bytes]:
+    """Start a command, which kills itself, in a process with one thread."""
+    planned = json.dumps(None if kill is None else asdict(kill))
+    command = [sys.executable, str(Path(__file__)), "--child", planned, *arguments]
+    with log.open("wb") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def run(arguments: list[str], log: Path, kill: Kill | None = None) -> tuple[int, float, str]:
-    """Run a command in a fork, and kill it; returns exit code (negative: signal), seconds, and output."""
-    start = time.perf_counter()
-    child = fork(arguments, log, kill)
-    if kill is not None and not kill.event:
-        time.sleep(kill.seconds)
-        os.kill(child, kill.signal)
-    return wait(child, log), time.perf_counter() - start, log.read_text(errors="replace")
+    """Run a command, and kill it; returns exit code (negative: signal), seconds, and output."""
+    begin = time.perf_counter()
+    code = start(arguments, log, kill).wait(LIMIT)
+    return code, time.perf_counter() - begin, log.read_text(errors="replace")
 
 
-def fork(arguments: list[str], log: Path, kill: Kill | None = None) -> int:
-    """Start a command in a fork, and return its process ID."""
-    log.touch()
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS[1:])  # until the child has installed its handlers
-    child = os.fork()
-    if child == 0:
-        _run_child(arguments, log, kill)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS[1:])
-    return child
-
-
-def wait(child: int, log: Path) -> int:
-    """Return the exit code of a command, which must end within 300 s."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    raise AssertionError(f"a command did not end within 300 s:\n{log.read_text(errors='replace')}")
-
-
-def _run_child(arguments: list[str], log: Path, kill: Kill | None) -> None:
-    code = 99
-    try:
-        file = log.open("w", buffering=1)
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        sys.stdout = sys.stderr = file
-        if kill is not None and kill.event:
+def run_child(planned: str, arguments: list[str]) -> None:
+    """Run a command in this process, with its kill."""
+    if (fields := json.loads(planned)) is not None:
+        kill = Kill(**fields)
+        if kill.event:
             _kill_at_event(kill)
-        for number in SIGNALS[1:]:  # until the command installs its handlers
-            signal.signal(number, lambda *_: os._exit(130))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS[1:])
-        code = cli.main(arguments)
-    except BaseException:
-        os.write(2, traceback.format_exc().encode())
-    finally:
-        os._exit(code)
+        else:
+            timer = threading.Timer(kill.seconds, os.kill, (os.getpid(), kill.signal))
+            timer.daemon = True
+            timer.start()
+    code = cli.main(arguments)
+    sys.stdout.flush()
+    os._exit(code)  # the signal may arrive while Python shuts down
 
 
 def _kill_at_event(kill: Kill) -> None:
@@ -233,15 +196,13 @@ def kill_and_check(command: Command, reference: Path, folder: Path, kills: list[
     folder.mkdir()
     out, log, results = folder / reference.name, folder.with_suffix(".log"), []
     for kill in [*kills, None]:
-        has_plan = command.resume and (out / "plan.json").is_file()
-        arguments = (command.resume if has_plan else command.arguments).format(out).split()
-        code, seconds, output = run(arguments, log, kill)
+        code, seconds, output = run(command.arguments.format(out).split(), log, kill)
         was_complete = code == 2 and re.search(r"exists(;| and is finished;) choose another", output) is not None
         assert code in (0, 130, -signal.SIGKILL) or was_complete, f"ended with {code}:\n{output}"
         assert "Traceback" not in output, output
         assert "Exception ignored" not in output, output
         if code == 130 and kill is not None:
-            assert seconds - kill.seconds < 30, f"took {seconds - kill.seconds:.0f} s to end:\n{output}"
+            assert seconds - kill.seconds < 30 + LIMIT_OF_IMPORTS, f"took {seconds:.0f} s to end:\n{output}"
             hidden = [path.name for path in folder.rglob(".*")]
             left = [name for name in hidden if "unfinished" in name or name == ".lock"]
             assert not left or any(each["signal"] == signal.SIGKILL for each in results), f"{left}:\n{output}"
@@ -260,8 +221,8 @@ def start_twice(command: Command, reference: Path, folder: Path) -> None:
     """Start a command twice at once: one must do the work, and the other must be rejected, or share it."""
     folder.mkdir()
     out, logs = folder / reference.name, [folder.with_suffix(f".{number}.log") for number in range(2)]
-    children = [fork(command.arguments.format(out).split(), log) for log in logs]
-    codes = [wait(child, log) for child, log in zip(children, logs, strict=True)]
+    children = [start(command.arguments.format(out).split(), log) for log in logs]
+    codes = [child.wait(LIMIT) for child in children]
     outputs = [log.read_text(errors="replace") for log in logs]
     assert sorted(codes) in ([0, 0], [0, 2]), f"exit codes {codes}:\n" + "\n".join(outputs)
     if 2 in codes:
@@ -300,6 +261,8 @@ def section(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        run_child(sys.argv[2], sys.argv[3:])
     parser = Script(__doc__, "faults.md", RESULTS / "xeon-2-cores/kills.json")
     parser.add_argument("--kills", type=int, help="number per command")
     parser.add_argument("--commands", nargs="*", help="names of commands; all by default")
@@ -309,13 +272,13 @@ def main() -> None:
         replace_section(options.page, "kills", section(read_results(options.out)))
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for background processes
-    torch.set_num_threads(1)  # forking a process with threads is not safe
     generator = random.Random(options.seed)
     kills_by_command = read_results(options.out)["kills"] if options.out.is_file() else {}  # of other commands are kept
     result: dict[str, Any] = {"kills": kills_by_command, "seed": options.seed}
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
         prepare(scratch)
+        _, imports, _ = run(["--version"], scratch / "log")
         (scratch / "reference").mkdir()
         for name, command in commands(scratch).items():
             if options.commands and name not in options.commands:
@@ -326,7 +289,10 @@ def main() -> None:
             start_twice(command, reference, scratch / f"{reference.name}-twice")
             kills: list[dict[str, Any]] = []
             while len(kills) < options.kills:
-                draws = [draw_kill(generator, seconds) for _ in range(min(KILLS_PER_RUN, options.kills - len(kills)))]
+                draws = [
+                    draw_kill(generator, seconds - imports)
+                    for _ in range(min(KILLS_PER_RUN, options.kills - len(kills)))
+                ]
                 kills += kill_and_check(command, reference, scratch / f"{reference.name}-{len(kills)}", draws)
             result["kills"][name] = kills
             print(f"{name}: {len(kills)} kills, each resumed bit-identically", flush=True)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pages import RESULTS, replace_section
-from seeded_runs import SeededRuns, conditions, paired_rows, points, seeds, stored_runs, train_missing
+from seeded_runs import SeededRuns, conditions, seeds, stored_runs, train_missing
 
 from lambdanets_lab.markdown import markdown_table
+from lambdanets_lab.seeds import paired_rows, points
 
 OUT = RESULTS / "epyc-2-cores/nuclei.json"
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
@@ -24,7 +25,6 @@ RESULT_FIELDS = ("images_per_second", "images", *IOU_TYPES)
 
 
 def command(recipe: str, seed: int, data: Path) -> list[str]:
-    """The arguments of the `lambdanets` command of a run."""
     return [
         *("train", recipe, "--seed", str(seed)),
         *("--data", str(data / "instances_train.json"), "--images", str(data / "train.tar")),
@@ -33,7 +33,6 @@ def command(recipe: str, seed: int, data: Path) -> list[str]:
 
 
 def section(runs: list[dict[str, Any]]) -> str:
-    """The text between the page's markers."""
     first = runs[0]
     shown = " ".join([*command("nuclei", 0, Path("NUCLEI")), "--run", "runs/nuclei"])
     for option in (" --data", " --validation-data"):

@@ -50,7 +50,6 @@ def pack(run: Path, name: str, data: str, card_fields: dict[str, str]) -> None:
 
 
 def write_page(page: Path) -> None:
-    """Replace the table between the markers of the page by the committed results."""
     rows = []
     for name, result in read_results(RESULTS / "pretrained.json").items():
         size = (FOLDER / f"{name}.safetensors").stat().st_size / 1e6

@@ -23,15 +23,16 @@ import torch
 from frontier import train_step
 from pages import RESULTS, replace_section
 from scipy.stats import ttest_1samp
-from seeded_runs import SeededRuns, points, processors, seeds, stored_runs, train_missing
+from seeded_runs import SeededRuns, seeds, stored_runs, train_missing
 
 from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import format_mean, markdown_table
-from lambdanets_lab.paired import confidence_interval, paired_differences
-from lambdanets_lab.results import read_results, time_in_turn, write_results
+from lambdanets_lab.results import read_results, write_results
+from lambdanets_lab.seeds import confidence_interval, paired_differences, points, processors
 from lambdanets_lab.studies.execution import read_top1
+from lambdanets_lab.timing import time_in_turn
 
 FOLDER = RESULTS / "questions"
 OUT, LEARNING_RATES, STEPS = FOLDER / "runs.json", FOLDER / "learning_rates.json", FOLDER / "steps.json"

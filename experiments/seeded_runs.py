@@ -1,11 +1,9 @@
-"""Training runs of scripts that compare networks over seeds, the file with their results, and tables of them."""
+"""Training runs of scripts that compare networks over seeds, and the file with their results."""
 
 import argparse
-import functools
-import operator
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,8 @@ from typing import Any
 from pages import Script
 
 from lambdanets.records import write_json
-from lambdanets_lab.markdown import format_mean
-from lambdanets_lab.paired import format_difference, paired_differences
 from lambdanets_lab.results import read_results
+from lambdanets_lab.seeds import processors
 
 Key = dict[str, Any]  # what identifies a run in a results file, such as its recipe and seed
 # of result.json
@@ -47,33 +44,28 @@ def train_missing(
     command: Callable[..., Sequence[object]],
     fields: Callable[[Path, dict[str, Any]], Mapping[str, Any]],
 ) -> None:
-    """Train the runs that a results file lacks, and write the result of each when it is finished.
+    """Train the runs that a results file lacks with `lambdanets`, and write the result of each when it is finished.
 
     folder: name of a run folder, such as "{recipe}-seed{seed}". command: arguments of `lambdanets` from a key, without
     --run. fields: what to store beside RUN_FIELDS, from the run folder and its result.json.
+
+    An unfinished run resumes, a finished one is not trained again, and one with another recipe fails. The other runs
+    are trained in spite of failures; then SystemExit is raised.
     """
     missing = [key for key in keys if not any(key.items() <= run.items() for run in stored_runs(out))]
     runs = {options.work / folder.format(**key).replace(" ", "-").replace(",", ""): key for key in missing}
     commands = {run: [*map(str, command(**key)), "--run", str(run)] for run, key in runs.items()}
-    for run, result in train(commands, options.jobs):
-        row = {"jobs": options.jobs, **{name: result[name] for name in RUN_FIELDS}, **fields(run, result)}
-        store(out, runs[run], row)
-
-
-def train(commands: Mapping[Path, Sequence[str]], jobs: int) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Run `lambdanets` with the arguments of each run folder, and yield each folder and its result as it finishes.
-
-    The arguments must have `--run FOLDER`: an unfinished run resumes, a finished one is not trained again, and one with
-    another recipe fails. The other runs are trained in spite of failures; then SystemExit is raised. jobs: runs at the
-    same time.
-    """
     failed = []
-    with ThreadPool(jobs) as pool:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with ThreadPool(options.jobs) as pool:
         for run, code in pool.imap_unordered(_run, commands.items()):
             if code:
                 failed.append(f"{run} (exit code {code})")
-            else:
-                yield run, read_results(run / "result.json")
+                continue
+            result, key = read_results(run / "result.json"), runs[run]
+            row = {**key, "jobs": options.jobs, **{name: result[name] for name in RUN_FIELDS}, **fields(run, result)}
+            rows = sorted([*stored_runs(out), row], key=lambda each: [each[name] for name in key])
+            write_json(out, {"runs": rows})
     if failed:
         raise SystemExit(f"failed runs, which the results do not have: {', '.join(failed)}")
 
@@ -88,29 +80,7 @@ def stored_runs(out: Path) -> list[dict[str, Any]]:
     return read_results(out)["runs"] if out.exists() else []
 
 
-def store(out: Path, key: Key, fields: Mapping[str, Any]) -> None:
-    """Add a run, which `key` identifies, to a results file; it replaces a run with the same key."""
-    kept = [run for run in stored_runs(out) if not key.items() <= run.items()]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, {"runs": sorted([*kept, {**key, **fields}], key=lambda run: [run[name] for name in key])})
-
-
-def points(runs: Iterable[Mapping[str, Any]], select: Key, *score: str) -> dict[int, float]:
-    """Return a score, in points, by seed of the runs whose fields have the selected values; `score`: nested keys."""
-    selected = [run for run in runs if all(run[name] == value for name, value in select.items())]
-    values = {run["seed"]: functools.reduce(operator.getitem, score, run) for run in selected}
-    return {seed: 100 * value for seed, value in values.items() if value is not None}
-
-
-def paired_rows(scores: Mapping[str, Sequence[Mapping[int, float]]], label: str, digits: int = 2) -> list[list[str]]:
-    """Cells of a table of two networks: the mean of each score by name, and the paired differences."""
-    rows = [[name, *(format_mean(list(column.values())) for column in columns)] for name, columns in scores.items()]
-    differences = [paired_differences(*columns) for columns in zip(*scores.values(), strict=True)]
-    return [*rows, [label, *(format_difference(each, digits) if each else "-" for each in differences)]]
-
-
 def seeds(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Name the number of seeds."""
     count = len({run["seed"] for run in runs})
     return f"mean ± std of {count} seeds" if count > 1 else "one seed"
 
@@ -124,17 +94,3 @@ def conditions(runs: Sequence[Mapping[str, Any]]) -> str:
         f"{runs[0]['epochs']} epochs from random initialization, {min(minutes):.0f} to {max(minutes):.0f} minutes per "
         f"run on {processors(runs)}{at_once} with {threads} thread{'s' * (threads > 1)} each"
     )
-
-
-def processors(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Name the processors that trained runs, with their seeds if there are several."""
-    seeds: dict[str, set[int]] = {}
-    for run in runs:
-        seeds.setdefault(run["hardware"]["processor"], set()).add(run["seed"])
-    if len(seeds) == 1:
-        return next(iter(seeds))
-    names = (
-        f"{name} (seed{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))})"
-        for name, numbers in seeds.items()
-    )
-    return " and ".join(names)

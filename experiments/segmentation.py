@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 from pages import RESULTS, replace_section
-from seeded_runs import SeededRuns, conditions, paired_rows, points, seeds, stored_runs, train_missing
+from seeded_runs import SeededRuns, conditions, seeds, stored_runs, train_missing
 
 import lambdanets as ln
 from lambdanets.device import provenance
 from lambdanets.recipes import find_recipe
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.models.counting import count_flops
+from lambdanets_lab.seeds import paired_rows, points
 
 SCORES = {"dice": "Dice", "iou": "IoU", "boundary_f1": "boundary F1"}
 
@@ -55,7 +56,6 @@ DIGITS = Comparison(
 
 
 def command(recipe: str, seed: int, data: Path) -> list[str]:
-    """The arguments of the `lambdanets` command of a run."""
     arguments = ["train", recipe, "--seed", str(seed)]
     if recipe in DIGITS.recipes:
         return arguments
@@ -86,7 +86,6 @@ def score(folder: Path, data: Path) -> dict[str, Any]:
 
 
 def section(comparison: Comparison) -> str:
-    """The text between the page's markers."""
     runs, split, scores = stored_runs(comparison.results), comparison.split, {}
     for recipe, name in comparison.recipes.items():
         parameters = next(run["parameters"] for run in runs if run["recipe"] == recipe) / 1e6

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from pages import RESULTS, replace_section
-from seeded_runs import SeededRuns, processors, stored_runs, train_missing
+from seeded_runs import SeededRuns, stored_runs, train_missing
 
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes import find_recipe
 from lambdanets.tasks.segmentation import SegmentationTask
 from lambdanets_lab.markdown import markdown_table
+from lambdanets_lab.seeds import processors
 
 OUT = RESULTS / "unet_ablation.json"
 EPOCHS, LEARNING_RATE = 40, 0.002
@@ -42,7 +43,6 @@ def settings() -> list[dict[str, Any]]:
 
 
 def command(work: Path, layer: str, learning_rate: float, seed: int) -> list[object]:
-    """The arguments of the `lambdanets` command of a run."""
     recipe: list[object] = ["digit_masks_convolution"]
     if layer != CONVOLUTION:
         scope, _, local = layer.removeprefix("scope ").partition(",")
@@ -71,7 +71,6 @@ def write_local_weights(path: Path, scope: int, seed: int) -> Path:
 
 
 def section(runs: list[dict[str, Any]]) -> str:
-    """The text between the page's markers."""
     if not runs:
         return "The runs that compare scopes and learning rates are not finished.\n"
     seeds = sorted({run["seed"] for run in runs})

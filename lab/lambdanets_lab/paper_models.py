@@ -134,18 +134,6 @@ PAPER_MODELS: dict[str, dict[str, ModelSpec]] = {
 }  # fmt: skip
 
 
-# Rows of Table 3 that the paper quotes from other papers, and how their networks differ from ours.
-OTHER_NETWORKS = {
-    "conv + linear attention (Chen et al. 2018)": "A2-Nets adds blocks to ResNet-50; here they replace convolutions",
-    "conv + relative self-attention (Bello et al. 2019)": "25.82 with these layers in c3 to c5 only, and 25.85 if the "
-    "tables have 27 instead of 55 offsets in each direction, as many as the original's maps need",
-    "local relative self-attention (Ramachandran et al. 2019)": "the authors' own network, with the same count",
-    "local relative self-attention (Hu et al. 2019)": "the original widens the blocks to keep ResNet-50's size",
-    "local relative self-attention (Zhao et al. 2020)": "the original is a different network, without ResNet-50's "
-    "bottlenecks",
-}
-
-
 @functools.cache
 def _structure(name: str) -> tuple[str, str]:
     """Count the blocks in c2 to c5, and list the indices of c4's blocks with a lambda layer."""
@@ -156,5 +144,4 @@ def _structure(name: str) -> tuple[str, str]:
 
 
 def structure(spec: ModelSpec, column: str) -> str:
-    """Compute a column of Table 19 from the model."""
     return _structure(spec.name)[("blocks", "lambda layers in c4").index(column)]

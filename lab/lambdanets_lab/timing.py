@@ -1,12 +1,13 @@
-"""Time several candidates interleaved, and compute statistics of the samples."""
+"""Time several functions interleaved, and compute statistics of the samples."""
 
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+K = TypeVar("K")
 # Minimum number of timed runs of each candidate, even if they exceed the time budget.
 MIN_REPEATS = 3
 # Samples are noisy if the upper quartile is more than this times the lower quartile.
@@ -16,16 +17,13 @@ MAX_EXTRA_PASSES = 2
 
 
 class Summary(NamedTuple):
-    """Median and quartiles."""
-
     median: float
     lower_quartile: float
     upper_quartile: float
 
 
 def time_interleaved(
-    runs: Mapping[str, Callable[[], Any]],
-    samples: Mapping[str, list[float]],
+    runs: Mapping[K, Callable[[], Any]],
     *,
     repeats: int,
     seconds: float,
@@ -33,24 +31,25 @@ def time_interleaved(
     synchronize: Callable[[], Any] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
     on_progress: Callable[[str], Any] = lambda message: None,
-) -> None:
-    """Time the runs in rounds, each once per round in random order, and append the seconds to samples[name].
+) -> dict[K, list[float]]:
+    """Time the runs in rounds, each once per round in random order; return the seconds of each.
 
     Drift of clock rates or system load thus affects all runs equally. Before timing, each runs twice, to warm up and to
     estimate how many runs fit into `seconds`; one that takes longer than `seconds` runs only once. The number of
-    timed runs is clamped to MIN_REPEATS and `repeats`, and they are spread evenly over the rounds. An interruption
-    keeps the samples so far. synchronize: waits for the device; called before and after each run.
+    timed runs is clamped to MIN_REPEATS and `repeats`, and they are spread evenly over the rounds.
+    synchronize: waits for the device; called before and after each run.
 
     Noisy candidates (`is_noisy`) are timed again with the same number of runs, at most MAX_EXTRA_PASSES times.
     """
 
-    def time_once(name: str) -> float:
+    def time_once(name: K) -> float:
         synchronize()
         start = clock()
         runs[name]()
         synchronize()
         return clock() - start
 
+    samples: dict[K, list[float]] = {name: [] for name in runs}
     counts = {}
     for name in runs:
         on_progress(f"{name}, warming up")
@@ -71,6 +70,23 @@ def time_interleaved(
                 note = ", repeated because of noise" if extra_pass else ""
                 on_progress(f"{name}, round {number + 1} of {rounds}{note}")
                 samples[name].append(time_once(name))
+    return samples
+
+
+def time_in_turn(
+    runs: Mapping[K, Callable[[], Any]],
+    *,
+    repeats: int,
+    seconds: float,
+    unit: float = 1.0,
+    on_progress: Callable[[str], Any] = lambda message: None,
+) -> dict[K, dict[str, float]]:
+    """Time functions interleaved; return median and quartiles of each, in units of seconds, such as 1e-3."""
+    samples = time_interleaved(runs, repeats=repeats, seconds=seconds, on_progress=on_progress)
+    return {
+        name: {key: round(value / unit, 5) for key, value in summarize(times)._asdict().items()}
+        for name, times in samples.items()
+    }
 
 
 def _runs_in_round(number: int, count: int, rounds: int) -> bool:

@@ -37,7 +37,7 @@ def test_parts_run_without_a_gpu_on_tiny_problems(tmp_path, monkeypatch):
 
 def test_part_is_killed_at_the_end_of_its_time(tmp_path, monkeypatch):
     script = load_script("experiments/gpu.py")
-    (tmp_path / "gpu_parts.py").write_text("import time\ntime.sleep(600)")
+    (tmp_path / "gpu.py").write_text("import time\ntime.sleep(600)")
     monkeypatch.setattr(script, "__file__", str(tmp_path / "gpu.py"))
     monkeypatch.setattr(script, "SECONDS_TO_STOP", 1)
     script.run_part("check", tmp_path / "gpu.jsonl", 1)

@@ -78,15 +78,6 @@ def test_networks_are_trained_with_each_seed_once(name, data, options, num_runs,
     assert "\n| " in page.read_text(encoding="utf-8")
 
 
-def test_learning_rates_are_compared_on_held_out_images(commands, tmp_path, monkeypatch):
-    script, out = load_script("experiments/photographs.py"), tmp_path / "rates.json"
-    call_main(script, monkeypatch, tmp_path, "--work", tmp_path / "runs", "--out", out, "--tune", 0.2, 0.1)
-    assert all(command["--hold-out"] == "0.2" for command in commands)
-    runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
-    assert [(run["learning_rate"], run["held_out_top1"]) for run in runs] == [(0.1, 0.1), (0.2, 0.2)]
-    assert all(run["held_out_top1_by_epoch"][0] == 0.5 for run in runs)
-
-
 @pytest.mark.figures
 def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(commands, tmp_path, monkeypatch):
     script = load_script("experiments/questions.py")
@@ -121,17 +112,17 @@ def test_failed_run_does_not_stop_the_others(tmp_path, monkeypatch):
     seeded_runs = load_script("experiments/seeded_runs.py")
 
     def train(command, check):
-        (tmp_path / command[-1] / "result.json").write_text('{"top1": 0.5}', encoding="utf-8")
-        return SimpleNamespace(returncode=int(command[-1] == "failing"))
+        run = Path(command[-1])
+        run.mkdir(parents=True)
+        (run / "result.json").write_text(json.dumps(dict.fromkeys(seeded_runs.RUN_FIELDS, 1)), encoding="utf-8")
+        return SimpleNamespace(returncode=int("seed0" in run.name))
 
-    names = ("failing", "finished")
-    for name in names:
-        (tmp_path / name).mkdir()
     monkeypatch.setattr(seeded_runs, "subprocess", SimpleNamespace(run=train))
-    runs = seeded_runs.train({tmp_path / name: [name] for name in names}, jobs=1)
-    assert next(runs) == (tmp_path / "finished", {"top1": 0.5})
-    with pytest.raises(SystemExit, match=r"failing \(exit code 1\)"):
-        next(runs)
+    options, out = SimpleNamespace(work=tmp_path, jobs=1), tmp_path / "runs.json"
+    keys = [{"seed": 0}, {"seed": 1}]
+    with pytest.raises(SystemExit, match=r"seed0 \(exit code 1\)"):
+        seeded_runs.train_missing(options, out, "seed{seed}", keys, lambda seed: [seed], lambda run, result: {})
+    assert [run["seed"] for run in seeded_runs.stored_runs(out)] == [1]
 
 
 def test_mixers_with_the_same_seed_have_equal_initial_weights():

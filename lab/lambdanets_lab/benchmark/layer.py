@@ -1,4 +1,4 @@
-"""Benchmark of single layers: our lambda layer, other packages' lambda layers, attention and the 3x3 convolution."""
+"""Benchmark of single layers: our lambda layer, other packages' lambda layers, and the mixers."""
 
 import copy
 import functools
@@ -8,19 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdanets.device import free_memory
 from lambdanets.layers import LambdaLayer2d
-from lambdanets_lab.benchmark import attention
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Tensors, prepare_module, run_module
 from lambdanets_lab.benchmark.options import Layer, parse_shape
-from lambdanets_lab.benchmark.peers import PEERS, Skipped, build_peer
+from lambdanets_lab.benchmark.peers import PEERS, build_peer
+from lambdanets_lab.mixers import MIXERS, option_names
 
 OURS, CONVOLUTION = "lambdanets", "convolution"
-NAMES = [OURS, *PEERS, *attention.ATTENTION, CONVOLUTION]
+DEFAULTS = [OURS, *PEERS, "local_attention", CONVOLUTION]
+NAMES = [OURS, *PEERS, *MIXERS]
 
 
 def make_cases(options: Layer, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
-    """Make one case per shape, scope and pass."""
     return [
         _case(options, device, shape, scope, phase)
         for shape in options.shapes
@@ -56,47 +55,26 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
     def expected() -> Tensors:
         reference = copy.deepcopy(layer())
         reference.algorithm = "query_order"
-        tensors = compute_expected(reference)
-        return tensors | ({"table gradient": gradient(reference, "embedding.table")} if training else {})
+        return compute_expected(reference)
 
     def prepare_ours() -> Prepared:
-        return prepare_module(layer(), *inputs(), expected, lambda: gradient(layer(), "embedding.table"))
+        return prepare_module(layer(), *inputs(), expected)
 
     def prepare_peer(package: str) -> Prepared:
-        theirs = build_peer(package, layer())
-        return prepare_module(theirs, *inputs(), expected, lambda: PEERS[package].grad_table(theirs))
+        return prepare_module(build_peer(package, layer()), *inputs(), expected)
 
-    def prepare_attention(baseline: str) -> Prepared:
-        needed_bytes = attention.estimate_bytes(
-            options.batch_size, options.heads, height * width, dtype.itemsize, training=training
-        )
-        if baseline == "sdpa":
-            check_memory_limit(needed_bytes, free_memory(device) / 2)
+    def prepare_mixer(name: str) -> Prepared:
+        known = {"heads": options.heads, "scope": scope}
         torch.manual_seed(options.seed)
-        sizes = (dim, options.heads, scope, (height, width))
-        module = attention.ATTENTION[baseline](*sizes).to(device, dtype).train(training)
-        exact = attention.ReferenceAttention(*sizes).to(device)
-        exact.load_state_dict(module.state_dict())
-        return prepare_module(module, *inputs(), lambda: compute_expected(exact))
-
-    def prepare_convolution() -> Prepared:
-        torch.manual_seed(options.seed)
-        module = nn.Conv2d(dim, dim, 3, padding=1, bias=False).to(device, dtype).train(training)
+        module = MIXERS[name](dim, **{option: known[option] for option in option_names(name) if option in known})
+        module = module.to(device, dtype).train(training)
         return prepare_module(module, *inputs(), lambda: compute_expected(copy.deepcopy(module)))
 
     builders: dict[str, Callable[[], Prepared]] = {OURS: prepare_ours}
     builders |= {name: functools.partial(prepare_peer, name) for name in PEERS}
-    builders |= {name: functools.partial(prepare_attention, name) for name in attention.ATTENTION}
-    builders[CONVOLUTION] = prepare_convolution
+    builders |= {name: functools.partial(prepare_mixer, name) for name in MIXERS}
     sizes = {"shape": shape, "scope": scope, "pass": phase}
-    return Case(sizes, select(builders, options.candidates), OURS)
-
-
-def gradient(module: nn.Module, name: str) -> Tensor:
-    """The gradient of a parameter."""
-    tensor = module.get_parameter(name).grad
-    assert tensor is not None
-    return tensor
+    return Case(sizes, select(builders, options.candidates or DEFAULTS), OURS)
 
 
 def select(
@@ -104,9 +82,3 @@ def select(
 ) -> dict[str, Callable[[], Prepared]]:
     """Select candidates by name, all if None."""
     return {name: prepare for name, prepare in builders.items() if not names or name in names}
-
-
-def check_memory_limit(needed_bytes: float, limit: float) -> None:
-    """Raise Skipped if a candidate needs more bytes than the limit."""
-    if needed_bytes > limit:
-        raise Skipped(f"would need about {needed_bytes / 2**30:.1f} GiB, the limit is {limit / 2**30:.1f} GiB")

@@ -15,7 +15,6 @@ from lambdanets.errors import is_out_of_memory
 from lambdanets_lab.benchmark.peers import Skipped
 from lambdanets_lab.timing import is_noisy, time_interleaved
 
-NOT_REACHED = "not reached before the end"
 # Tolerances of the relative error of outputs and gradients; the errors of a wrong formula are much larger.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 Tensors = dict[str, Tensor]
@@ -64,64 +63,47 @@ class Row:
 
     @property
     def noisy(self) -> bool:
-        """Whether the times vary too much to be compared."""
         return is_noisy(self.seconds)
 
 
 def measure_case(
     case: Case,
-    rows: list[Row],
     device: torch.device,
     *,
-    repeats: int = 1,
-    seconds: float = 0.0,
+    repeats: int,
+    seconds: float,
     seed: int = 0,
     on_progress: Callable[[str], Any] = lambda message: None,
 ) -> list[Row]:
-    """Measure the candidates of a case; append one row for each to rows, and return the new rows.
+    """Measure the candidates of a case; return one row for each.
 
-    All candidates are verified before the first is measured, and incorrect ones are skipped. After an interruption all
-    rows of the case are marked as not reached, since incomplete rounds are not comparable. The other arguments are
+    All candidates are verified before the first is measured, and incorrect ones are skipped. The other arguments are
     those of `time_interleaved`.
     """
-    new_rows = {name: Row(case.sizes, name, NOT_REACHED) for name in case.candidates}
-    rows += new_rows.values()
-    correct: dict[str, Prepared] = {}
-    try:
-        for name, prepare in case.candidates.items():
-            on_progress(f"{name}, checking")
-            try:
-                correct[name], new_rows[name].errors = _prepare_and_check(prepare)
-                new_rows[name].skip_reason = None
-            except Skipped as reason:
-                new_rows[name].skip_reason = str(reason)
-            except Exception as error:  # other packages may raise any exception
-                message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                new_rows[name].skip_reason = "out of memory" if is_out_of_memory(error) else message
-        for name, prepared in correct.items():
-            on_progress(f"{name}, memory")
-            prepared.release()
-            new_rows[name].peak_bytes = peak_bytes(prepared.run, device)
-        time_interleaved(
-            {name: prepared.run for name, prepared in correct.items()},
-            {name: new_rows[name].seconds for name in correct},
-            repeats=repeats,
-            seconds=seconds,
-            seed=seed,
-            synchronize=torch.cuda.synchronize if device.type == "cuda" else lambda: None,
-            on_progress=on_progress,
-        )
-    except BaseException:
-        for row in new_rows.values():
-            row.skip_reason = row.skip_reason or NOT_REACHED
-        raise
-    correct.clear()
+    rows = {name: Row(case.sizes, name) for name in case.candidates}
+    runs: dict[str, Callable[[], Any]] = {}
+    for name, prepare in case.candidates.items():
+        on_progress(f"{name}, checking")
+        try:
+            runs[name], rows[name].errors, rows[name].peak_bytes = _check(prepare(), device)
+        except Skipped as reason:
+            rows[name].skip_reason = str(reason)
+        except Exception as error:  # other packages may raise any exception
+            message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            rows[name].skip_reason = "out of memory" if is_out_of_memory(error) else message
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    samples = time_interleaved(
+        runs, repeats=repeats, seconds=seconds, seed=seed, synchronize=synchronize, on_progress=on_progress
+    )
+    for name, times in samples.items():
+        rows[name].seconds = times
+    runs.clear()
     gc.collect()
-    return [*new_rows.values()]
+    return [*rows.values()]
 
 
-def _prepare_and_check(prepare: Callable[[], Prepared]) -> tuple[Prepared, dict[str, float]]:
-    prepared = prepare()
+def _check(prepared: Prepared, device: torch.device) -> tuple[Callable[[], Any], dict[str, float], int]:
+    """Return the function to time, its errors, and its peak memory. Raises Skipped if an error is too large."""
     prepared.run()
     errors = prepared.errors()
     for name, error in errors.items():
@@ -129,20 +111,18 @@ def _prepare_and_check(prepare: Callable[[], Prepared]) -> tuple[Prepared, dict[
             raise Skipped(
                 f"wrong: {name} has a relative error of {error:.1e}, the tolerance is {prepared.tolerance:.0e}"
             )
-    return prepared, errors
+    prepared.release()
+    peak = peak_bytes(prepared.run, device)
+    prepared.release()
+    return prepared.run, errors, peak
 
 
 def prepare_module(
-    module: nn.Module,
-    x: Tensor,
-    grad_output: Tensor | None,
-    expected: Callable[[], Tensors],
-    grad_table: Callable[[], Tensor] | None = None,
+    module: nn.Module, x: Tensor, grad_output: Tensor | None, expected: Callable[[], Tensors]
 ) -> Prepared:
     """Prepare the forward pass of a module without gradients or, if grad_output is given, forward and backward.
 
     Each run allocates its gradients, so they count as its memory. expected: `run_module` of the reference in float64.
-    grad_table: returns the gradient of the embeddings, to verify it too.
     """
     x = x.detach().clone()
     last: Tensors = {}
@@ -157,9 +137,8 @@ def prepare_module(
         last.update(run_module(module, x, grad_output))
 
     def errors() -> dict[str, float]:
-        tables = {} if grad_table is None or grad_output is None else {"table gradient": grad_table()}
         reference = expected()
-        return {name: relative_error(tensor, reference[name]) for name, tensor in (last | tables).items()}
+        return {name: relative_error(tensor, reference[name]) for name, tensor in last.items()}
 
     return Prepared(run, release, errors, TOLERANCE[x.dtype])
 

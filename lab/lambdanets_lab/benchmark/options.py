@@ -1,12 +1,11 @@
 """Options of `lambdanets benchmark`: one dataclass per kind of benchmark."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from lambdanets.errors import InputError, nearest_hint
+from lambdanets.errors import InputError
 from lambdanets.records import record
 
 T = TypeVar("T")
@@ -30,7 +29,7 @@ class CommonOptions:
     """Options of all benchmarks."""
 
     candidates: NotEmpty[str] | None = None
-    """Names of the layers, models or algorithms to measure, baselines included; all by default."""
+    """Names of the layers, models or algorithms to measure, baselines included."""
     device: Literal["cpu", "cuda"] | None = None
     """Device to measure on; cuda by default if PyTorch finds a GPU, else cpu."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -53,9 +52,9 @@ class CommonOptions:
 
 @record
 class Layer(CommonOptions):
-    """Time and peak memory of lambda layers, ours and other packages', attention layers and the 3x3 convolution.
+    """Time and peak memory of lambda layers, ours and other packages', local attention and the 3x3 convolution.
 
-    Outputs and gradients are verified against float64 first.
+    Outputs and gradients are verified against float64 first. Other mixers are measured if --candidates names them.
     """
 
     shapes: NotEmpty[Shape] = ("56x56x64", "28x28x128", "28x28x256", "14x14x256", "14x14x512", "7x7x512")
@@ -65,7 +64,7 @@ class Layer(CommonOptions):
     query_depth: PositiveInt = 16
     """Depth of queries and keys, k."""
     heads: PositiveInt = 4
-    """Number of heads h, of lambda layers and of the attention baselines."""
+    """Number of heads h, of lambda layers and of attention."""
     algorithm: str = "auto"
     """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses by counted work."""
 
@@ -107,14 +106,10 @@ class Scaling(CommonOptions):
     """Depth of values, v."""
     repeats: PositiveInt = 7
     """Maximum number of timed runs per candidate and case."""
-    memory: PositiveFloat | None = None
-    """Memory limit per candidate in GiB; half of the free memory by default."""
 
     def __post_init__(self) -> None:
         if not (self.sides or self.lengths):
             raise InputError("--sides or --lengths must have at least one value, got none")
-        if self.heads > self.query_depth:  # attention uses the first h of the table's k channels as biases
-            raise InputError(f"--heads must be at most --query-depth ({self.query_depth}), got {self.heads}")
 
 
 # Passes that are measured for each table.
@@ -152,14 +147,6 @@ OPTIONS: dict[str, type[CommonOptions]] = {
 }
 
 
-def check_candidates(options: CommonOptions, known: Sequence[str]) -> None:
-    """Raise InputError for a name that is not a candidate of this benchmark."""
-    for name in options.candidates or ():
-        if name not in known:
-            raise InputError(f"--candidates must be among {', '.join(known)}, got {name!r}{nearest_hint(name, known)}")
-
-
 def parse_shape(shape: str) -> tuple[int, int, int]:
-    """Parse a shape like 28x28x128 to height, width and channels."""
     height, width, channels = map(int, shape.split("x"))
     return height, width, channels

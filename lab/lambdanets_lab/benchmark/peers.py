@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lambdanets.adoption.families import HOLOCRON, LUCIDRAINS, TIMM
 from lambdanets.adoption.layout import Family, scatter
@@ -28,14 +28,6 @@ class Peer:
     package: str
     build: Callable[[LambdaLayer2d], nn.Module]
     family: Family
-
-    def grad_table(self, theirs: nn.Module) -> Tensor:
-        """Return the gradient of the embeddings in the layout of our table, (r, r, k)."""
-        source = self.family.sources(theirs)["embedding.table"]
-        gradient = theirs.get_parameter(source.name).grad
-        assert gradient is not None
-        sizes = self.family.sizes(theirs)
-        return source.view(gradient).reshape([sizes[letter] for letter in "yxk"])
 
 
 def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:

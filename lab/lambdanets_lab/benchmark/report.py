@@ -1,74 +1,31 @@
-"""Write results.json with every sample, and format tables."""
+"""Rows of results as JSON, ratios of times, tables and figures."""
 
 import dataclasses
-import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from lambdanets.device import provenance
-from lambdanets.errors import InputError
-from lambdanets.records import read_json, write_json
-from lambdanets.terminal import text_table
-from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
-from lambdanets_lab.benchmark.options import CommonOptions
-from lambdanets_lab.results import installed_version
-from lambdanets_lab.timing import summarize
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-RESULTS = "results.json"
-BASELINE_PACKAGES = ("lambda-networks", "pylocron")
+from lambdanets.terminal import text_table
+from lambdanets_lab import plot_style
+from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
+from lambdanets_lab.benchmark.measurement import Row
+from lambdanets_lab.plot_style import BASELINES, GRID, REFERENCE
+from lambdanets_lab.timing import fit_exponent, summarize
+
+_LABELS = {CONVOLUTION: "3x3 convolution"}
 Quantity = Callable[[Row], float | None]
 
 
-@dataclass
-class Report:
-    """The settings and results of a benchmark. finished: False if it was interrupted."""
-
-    kind: str
-    options: CommonOptions
-    device: str
-    started: str
-    rows: list[Row] = field(default_factory=list)
-    finished: bool = False
-
-    def write(self, folder: Path) -> None:
-        """Write results.json atomically."""
-        rows = [dataclasses.asdict(row) | _statistics(row) | {"noisy": row.noisy} for row in self.rows]
-        content = {
-            "started": self.started,
-            "finished": self.finished,
-            "rows": rows,
-            **self.settings(),
-        }
-        write_json(folder / RESULTS, content)
-
-    def resume(self, folder: Path) -> None:
-        """Load the finished cases from a folder."""
-        content = read_json(folder / RESULTS, dict[str, Any])
-        rows = read_rows(content)
-        unfinished = [row.sizes for row in rows if row.skip_reason == NOT_REACHED]
-        self.rows += [row for row in rows if row.sizes not in unfinished]
-        self.started = content["started"]
-
-    def settings(self) -> dict[str, Any]:
-        """Settings that must be equal to resume a benchmark, as in JSON."""
-        options = dataclasses.asdict(dataclasses.replace(self.options, out=None))  # without local paths
-        settings = {"kind": self.kind, "device": self.device, "options": options}
-        versions = {name: installed_version(name) for name in BASELINE_PACKAGES}
-        content: dict[str, Any] = json.loads(json.dumps(settings | provenance(**versions)))
-        return content
-
-
-def read_settings(folder: Path) -> dict[str, Any] | None:
-    """Read the settings of the benchmark in a folder; None without one. Raises InputError if it is finished."""
-    path, advice = folder / RESULTS, "choose another folder with --out, or remove it"
-    if not path.is_file():
-        return None
-    content = read_json(path, dict[str, Any], advice)
-    if content.get("finished"):
-        raise InputError(f"{path} exists and is finished; {advice}")
-    return content | content.get("options", {})
+def row_to_json(row: Row) -> dict[str, Any]:
+    """A row with its statistics, for results.json."""
+    content = dataclasses.asdict(row) | {"noisy": row.noisy}
+    if row.seconds:
+        names = ("median_seconds", "lower_quartile_seconds", "upper_quartile_seconds")
+        content |= zip(names, summarize(row.seconds), strict=True)
+    return content
 
 
 def read_rows(content: Mapping[str, Any]) -> list[Row]:
@@ -133,8 +90,111 @@ def _cells(row: Row, batch_size: int | None) -> dict[str, str]:
     return cells
 
 
-def _statistics(row: Row) -> dict[str, float]:
-    if not row.seconds:
-        return {}
-    median, lower, upper = summarize(row.seconds)
-    return {"median_seconds": median, "lower_quartile_seconds": lower, "upper_quartile_seconds": upper}
+def draw_layer_times(rows: Sequence[Row]) -> Figure | None:
+    """Draw the time with quartiles, relative to the 3x3 convolution; one panel per scope and pass."""
+    measured = [row for row in rows if median_seconds(row)]
+    names = _names(measured)
+    if not measured:
+        return None
+    base = next((name for name in (CONVOLUTION, OURS) if name in names), names[0])
+    plotted = [name for name in names if name != base] or names
+    all_pairs = ratios(measured, median_seconds, base)
+    limits = min(ratio for _, ratio in all_pairs) / 2, max(ratio for _, ratio in all_pairs) * 1.5  # of all panels
+    panels = group(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
+    figure, axes = plot_style.subplots(len(panels), height=3.4)
+    for axis, ((scope, phase), pairs) in zip(axes, panels.items(), strict=True):
+        shapes = list(dict.fromkeys(row.sizes["shape"] for row, _ in pairs))
+        axis.axhline(1, color=REFERENCE)
+        for row, ratio in pairs:
+            if row.candidate not in plotted:
+                continue
+            offset = (plotted.index(row.candidate) - (len(plotted) - 1) / 2) * 0.7 / len(plotted)
+            x = shapes.index(row.sizes["shape"]) + offset
+            median, lower, upper = summarize(row.seconds)
+            spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
+            color, marker = _color_and_marker(row.candidate, names)
+            axis.errorbar(x, ratio, spread, fmt=marker, color=color, capsize=3)
+            if row.candidate == OURS:
+                text = f"{ratio:.2g}"
+                axis.annotate(text, (x, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
+        axis.set_xticks(range(len(shapes)), shapes, fontsize=10)
+        axis.set(yscale="log", ylim=limits, xlim=(-0.75, len(shapes) - 0.5), title=f"{phase}, scope {scope}x{scope}")
+        axis.set(xlabel="map (height x width x channels)", ylabel=f"time / {_LABELS.get(base, base)}")
+        axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.grid(axis="y", **GRID)
+    _legend(figure, plotted, names, f"1 = as fast as the {_LABELS.get(base, base)}")
+    return figure
+
+
+def draw_scaling(rows: Sequence[Row]) -> Figure | None:
+    """Draw time and peak memory against n, log-log, with fitted exponents; one row of panels per setting and pass."""
+    panels = group([row for row in rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
+    if not panels:
+        return None
+    exponents = fit_exponents(rows)
+    names = _names(rows)
+    figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
+    for i, ((setting, phase), panel) in enumerate(panels.items()):
+        time_axes, memory_axes = axes[2 * i : 2 * i + 2]
+        for name, points in group(panel, lambda row: row.candidate).items():
+            sizes = [row.sizes["n"] for row in points]
+            exponent = exponents.get((name, setting, phase))
+            label = name if exponent is None else f"{name}: n^{exponent:.2f}"
+            color, marker = _color_and_marker(name, names)
+            style: dict[str, Any] = {"color": color, "marker": marker}
+            time_axes.plot(sizes, [summarize(row.seconds).median * 1e3 for row in points], label=label, **style)
+            memory_axes.plot(sizes, [(row.peak_bytes or 0) / 2**20 for row in points], **style)
+        ticks = sorted({row.sizes["n"] for row in panel})
+        for ax, ylabel in ((time_axes, "time (ms)"), (memory_axes, "peak memory (MiB)")):
+            ax.set(xscale="log", yscale="log", title=f"{setting}, {phase}")
+            ax.set(xlabel="positions n", ylabel=ylabel)
+            ax.set_xticks(ticks, [f"{n:,}" for n in ticks], fontsize=10)
+            ax.set_xticks([], minor=True)
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            ax.grid(**GRID)
+        time_axes.legend(fontsize=9)
+    return figure
+
+
+def group(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Return the items by their key, in the order of their first item."""
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def fit_exponents(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
+    """Fit the exponent of time against n to the larger half of the sizes, by candidate, setting and pass."""
+    points = [(row, seconds) for row in rows if (seconds := quiet_seconds(row))]
+    groups = group(points, lambda point: (point[0].candidate, point[0].sizes["setting"], point[0].sizes["pass"]))
+    exponents = {}
+    for key, measured in groups.items():
+        larger = measured[-max(2, math.ceil(len(measured) / 2)) :]
+        exponent = fit_exponent([row.sizes["n"] for row, _ in larger], [seconds for _, seconds in larger])
+        if exponent is not None:
+            exponents[key] = exponent
+    return exponents
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.candidate for row in rows))
+
+
+def _color_and_marker(name: str, names: Sequence[str]) -> tuple[str, str]:
+    if name == OURS:
+        return plot_style.OURS, "o"
+    baselines = [other for other in names if other != OURS]
+    return BASELINES[baselines.index(name) % len(BASELINES)]
+
+
+def _legend(figure: Figure, plotted: Sequence[str], names: Sequence[str], title: str) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], linestyle="", markersize=7, label=_LABELS.get(name, name)) for name in plotted]
+    for handle, name in zip(handles, plotted, strict=True):
+        color, marker = _color_and_marker(name, names)
+        handle.set(color=color, marker=marker)
+    figure.legend(handles=handles, title=title, loc="outside upper center", ncols=min(4, len(plotted)))

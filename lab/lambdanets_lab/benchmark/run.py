@@ -1,6 +1,7 @@
 """Run one kind of benchmark and write its results."""
 
-import sys
+import dataclasses
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,17 +11,23 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from lambdanets.device import best_device, hardware
-from lambdanets.errors import InputError
+from lambdanets.device import best_device, hardware, provenance
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.progress import Progress
+from lambdanets.records import read_json, write_json
+from lambdanets.signals import resumable
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 from lambdanets_lab import plot_style
-from lambdanets_lab.benchmark import layer, model, plots, scaling
+from lambdanets_lab.benchmark import layer, model, report, scaling
 from lambdanets_lab.benchmark.measurement import Case, Row, measure_case
-from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions, check_candidates
-from lambdanets_lab.benchmark.report import RESULTS, Report, case_table, read_settings
+from lambdanets_lab.benchmark.options import OPTIONS, CommonOptions
+from lambdanets_lab.benchmark.report import case_table, read_rows, row_to_json
+from lambdanets_lab.results import installed_version
+
+RESULTS = "results.json"
+BASELINE_PACKAGES = ("lambda-networks", "pylocron")
 
 
 @dataclass(frozen=True)
@@ -38,84 +45,93 @@ class Kind:
 
 
 KINDS = {
-    "layer": Kind(layer.make_cases, layer.NAMES, plots.draw_layer_times),
+    "layer": Kind(layer.make_cases, layer.NAMES, report.draw_layer_times),
     "model": Kind(model.make_cases, model.NAMES, images_per_second=True),
-    "scaling": Kind(scaling.make_cases, scaling.NAMES, plots.draw_scaling),
+    "scaling": Kind(scaling.make_cases, scaling.NAMES, report.draw_scaling),
     # `lambdanets tables --measured` shows the results and draws their figures
     "tables": Kind(model.make_table_cases, model.TABLE_ROWS, images_per_second=True),
 }
 
 
-def run(kind: str, options: CommonOptions) -> Path:
-    """Check the options, measure all cases, and return the folder with results.json and plots.
+def run(kind: str, options: CommonOptions) -> None:
+    """Check the options, measure all cases, write results.json after each, and a plot at the end.
 
-    An interrupted benchmark writes its results so far and raises KeyboardInterrupt; another call with the same options
-    and folder resumes after the last finished case. Raises InputError for invalid options before creating the folder.
+    After an interruption, another call with the same options and folder resumes after the last finished case. Raises
+    InputError for invalid options before creating the folder.
     """
     assert isinstance(options, OPTIONS[kind])
+    make_cases, draw = KINDS[kind].make_cases, KINDS[kind].draw
     device = _check(options, KINDS[kind].candidates)
-    if not KINDS[kind].make_cases(options, device, ()):
+    if not make_cases(options, device, ()):
         raise InputError("--tables must have a row that --candidates and --passes name, got none")
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
-    report = Report(kind, options, device.type, time.strftime("%Y-%m-%d %H:%M:%S%z"))
-    advice = "remove it, or choose another folder with --out"
-    settings = report.settings()
-    work_folder = WorkFolder(folder, "a benchmark", settings | settings["options"], read_settings, advice)
+    settings = _settings(kind, options, device)
+    content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "finished": False, **settings}
+    rows: list[Row] = []
+    work = WorkFolder(
+        folder, "a benchmark", settings | settings["options"], _read, "remove it, or choose another folder with --out"
+    )
     torch.set_num_threads(options.threads or torch.get_num_threads())
     torch.set_float32_matmul_precision("highest")  # without TF32
     torch.backends.cudnn.allow_tf32 = False
-    with work_folder.open():
-        if work_folder.is_started():
-            report.resume(folder)
-            echo(f"resuming: {len({str(row.sizes) for row in report.rows})} cases are done", file=sys.stderr)
+    with resumable(f"finished cases are in {folder}, to name with --out"), work.open():
+        if work.is_started():
+            content = read_json(folder / RESULTS, dict[str, Any])
+            rows = read_rows(content)
+        done = [row.sizes for row in rows]
+        cases = [case for case in make_cases(options, device, rows) if case.sizes not in done]
         echo(_heading(device, options))
-        try:
-            _measure_all(KINDS[kind].make_cases(options, device, report.rows), report, device, folder)
-            report.finished = True
-        finally:
-            _write_results(report, folder)
-    if all(row.skip_reason for row in report.rows):
-        raise InputError(f"nothing was measured: {report.rows[0].skip_reason}; {folder / RESULTS} has the reasons")
-    return folder
+        with Progress(f"benchmark {kind}", len(cases), "cases") as progress:
+            while cases:
+                case = cases.pop(0)  # releases the inputs of each case after measuring it
+                progress.note("", str(case))
+                measured = measure_case(
+                    case,
+                    device,
+                    repeats=options.repeats,
+                    seconds=options.seconds,
+                    seed=options.seed,
+                    on_progress=progress.note,
+                )
+                rows += measured
+                write_json(folder / RESULTS, content | {"rows": [row_to_json(row) for row in rows]})
+                progress.update()
+                batch_size = options.batch_size if KINDS[kind].images_per_second else None
+                echo(*case_table(measured, case.baseline, batch_size).split("\n"))
+        if (figure := draw(rows)) is not None:
+            plot_style.save(figure, folder / f"{kind}.png")
+        # last, because a finished benchmark is not started again
+        write_json(folder / RESULTS, content | {"finished": True, "rows": [row_to_json(row) for row in rows]})
+    echo("", f"written to {folder}")
+    if all(row.skip_reason for row in rows):
+        raise InputError(f"nothing was measured: {rows[0].skip_reason}; {folder / RESULTS} has the reasons")
 
 
-def _write_results(report: Report, folder: Path) -> None:
-    """Write results and the plot."""
-    if (figure := KINDS[report.kind].draw(report.rows)) is not None:
-        plot_style.save(figure, folder / f"{report.kind}.png")
-    report.write(folder)  # last, because a finished benchmark is not started again
-    if report.finished:
-        echo("", f"written to {folder}")
-    else:
-        echo("", f"interrupted; results so far are in {folder}; resume with the same command and --out {folder}")
+def _settings(kind: str, options: CommonOptions, device: torch.device) -> dict[str, Any]:
+    """Settings that must be equal to resume a benchmark, as in JSON."""
+    fields = dataclasses.asdict(dataclasses.replace(options, out=None))  # without local paths
+    versions = {name: installed_version(name) for name in BASELINE_PACKAGES}
+    settings = {"kind": kind, "device": device.type, "options": fields} | provenance(**versions)
+    content: dict[str, Any] = json.loads(json.dumps(settings))
+    return content
 
 
-def _measure_all(cases: list[Case], report: Report, device: torch.device, folder: Path) -> None:
-    kind = KINDS[report.kind]
-    done = [row.sizes for row in report.rows]
-    cases = [case for case in cases if case.sizes not in done]
-    with Progress(f"benchmark {report.kind}", len(cases), "cases") as progress:
-        while cases:
-            case = cases.pop(0)  # releases the inputs of each case after measuring it
-            progress.note("", str(case))
-            options = report.options
-            rows = measure_case(
-                case,
-                report.rows,
-                device,
-                repeats=options.repeats,
-                seconds=options.seconds,
-                seed=options.seed,
-                on_progress=progress.note,
-            )
-            progress.update()
-            echo(*case_table(rows, case.baseline, options.batch_size if kind.images_per_second else None).split("\n"))
-            report.write(folder)
+def _read(folder: Path) -> dict[str, Any] | None:
+    """Read the results in a folder; None without any. Raises InputError if they are finished."""
+    path, advice = folder / RESULTS, "choose another folder with --out, or remove it"
+    if not path.is_file():
+        return None
+    content = read_json(path, dict[str, Any], advice)
+    if content.get("finished"):
+        raise InputError(f"{path} exists and is finished; {advice}")
+    return content | content["options"]
 
 
 def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:
     """Return the device to measure on. Raises InputError for invalid options."""
-    check_candidates(options, names)
+    for name in options.candidates or ():
+        if name not in names:
+            raise InputError(f"--candidates must be among {', '.join(names)}, got {name!r}{nearest_hint(name, names)}")
     algorithm = getattr(options, "algorithm", "auto")
     try:
         check_algorithm(algorithm)
@@ -128,6 +144,5 @@ def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:
 
 def _heading(device: torch.device, options: CommonOptions) -> str:
     machine = hardware()
-    threads = options.threads or machine["threads"]
-    cpu = f"{machine['processor']}, {threads} of {machine['cores']} cores"
+    cpu = f"{machine['processor']}, {machine['threads']} of {machine['cores']} cores"
     return f"{options.dtype} on {machine['gpu'] if device.type == 'cuda' else cpu}, PyTorch {torch.__version__}"

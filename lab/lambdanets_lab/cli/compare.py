@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -24,7 +24,7 @@ class Compare:
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     """Random seeds; one run per variant and seed."""
     out: Path | None = None
-    """New or empty folder for the runs and results. By default comparisons/STUDIES-DATE-TIME."""
+    """Folder for the runs and results; the same command resumes. By default comparisons/STUDIES-DATE-TIME."""
 
 
 @record
@@ -92,11 +92,11 @@ def main(arguments: list[str]) -> int:
 
 
 def _resume_or_report(options: ResumeOrReport) -> int:
-    from lambdanets_lab.studies import execution, summary
-    from lambdanets_lab.studies.results import read_comparison
+    from lambdanets_lab.studies import execution
+    from lambdanets_lab.studies.results import markdown, read_comparison
 
     if options.report:
-        echo(*summary.markdown(read_comparison(*options.report)).rstrip("\n").split("\n"))
+        echo(*markdown(read_comparison(*options.report)).rstrip("\n").split("\n"))
     elif options.resume is not None:
         _reject_torchrun()
         with report_errors(_resume_command(options.resume), options.resume / execution.PLAN):
@@ -118,32 +118,20 @@ def _reject_torchrun() -> None:
 def _train(folder: Path) -> None:
     """Train the unfinished runs of a folder's plan, update the results after each, and print them at the end."""
     from lambdanets_lab.studies.execution import read_plan, read_results, train_all
-    from lambdanets_lab.studies.results import collect
-    from lambdanets_lab.studies.summary import RESULTS, TABLE, markdown, write_summary
+    from lambdanets_lab.studies.results import RESULTS, TABLE, collect, markdown, write_summary
 
     plan = read_plan(folder)
-    num_runs, num_resumed = len(plan.runs()), len(read_results(plan, folder))
-    echo(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {num_runs} runs, {num_resumed} done")
-    started = time.monotonic()
-
-    def on_result(result: dict[str, Any]) -> None:
-        results = read_results(plan, folder)
+    num_runs, results = len(plan.runs()), read_results(plan, folder)
+    echo(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {num_runs} runs, {len(results)} done")
+    for run in train_all(plan, folder):
+        results = read_results(plan, folder)  # also those of other processes
         write_summary(collect(plan, results), folder)
-        num_done = len(results)
-        seconds_per_run = (time.monotonic() - started) / max(1, num_done - num_resumed)
-        minutes_left = seconds_per_run * (num_runs - num_done) / 60
-        echo(
-            f"[{num_done}/{num_runs}] {result['variant']}, seed {result['seed']}: top-1 {result['top1']:.4f}, "
-            f"{result['seconds']:.0f} s{f'; about {minutes_left:.0f} min left' if num_done < num_runs else ''}"
-        )
-
-    train_all(plan, folder, on_result)
+        numbers = f"top-1 {run.top1:.4f}, {run.seconds:.0f} s"
+        echo(f"[{len(results)}/{num_runs}] {run.variant}, seed {run.seed}: {numbers}")
     results = read_results(plan, folder)
     if len(results) < num_runs:
         echo(f"{num_runs - len(results)} runs are in progress in other processes; the last process writes the results")
         return
-    summary = collect(plan, results)
-    write_summary(summary, folder)
-    echo("", *markdown(summary).split("\n"))
-    if num_resumed < num_runs:
-        echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")
+    write_summary(collect(plan, results), folder)
+    echo("", *markdown(collect(plan, results)).split("\n"))
+    echo(f"written to {folder}: {RESULTS}, {TABLE} and one figure per study")

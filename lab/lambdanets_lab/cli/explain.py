@@ -45,16 +45,14 @@ def main(arguments: list[str]) -> int:
     from lambdanets.inference.detector import Detector
     from lambdanets.inference.loading import load_one_of
     from lambdanets_lab.explain.explanation import explain
-    from lambdanets_lab.explain.report import make_report
+    from lambdanets_lab.explain.report import write_report
 
     source = load_one_of((Classifier, Detector), options.checkpoint, options.device)
     image = read_image(options.image, channel=options.channel, stretch=source.card.stretch)
     explanation = explain(source, image)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at
     layer = explanation.layers[-1] if options.layer is None else options.layer
-    lines, write = make_report(explanation, image, layer, at)
     with folder.open():
-        write(options.out)
-    echo(*lines)
+        echo(*write_report(explanation, image, layer, at, options.out))
     echo(f"written to {options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
     return 0

@@ -116,7 +116,7 @@ def _time(exported: "Exported", title: str, seconds: NonNegativeFloat) -> None:
     """Print the times of the runtime and of PyTorch, measured alternately."""
     import torch
 
-    from lambdanets_lab.results import time_in_turn
+    from lambdanets_lab.timing import time_in_turn
 
     shape = next(iter(exported.errors))
     images = exported.graph.make_images(shape, torch.Generator().manual_seed(0))

@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+from pydantic import Field, NonNegativeInt, PositiveInt
+
 from lambdanets.cli.options import POSITIONAL, parse, program
 from lambdanets.cli.predict import report_unreadable
-from lambdanets.records import record
+from lambdanets.records import Workers, record
 from lambdanets.signals import resumable
 from lambdanets.terminal import echo
 
@@ -23,13 +25,13 @@ class Label:
     """Folder or URL of shards; their training images are labeled, and existing labels ignored."""
     out: Annotated[Path, POSITIONAL]
     """Folder for the labels. The same command resumes; several processes may work on one folder."""
-    top: int = 5
+    top: PositiveInt = 5
     """Number of most probable classes to keep per image."""
-    batch_size: int = 128
+    batch_size: PositiveInt = 128
     """Images per forward pass."""
-    workers: int = 0
+    workers: Workers = 0
     """Data loading worker processes; 0 loads in the main process."""
-    max_unreadable: int = 1000
+    max_unreadable: NonNegativeInt = 1000
     """Maximum number of unreadable images, which are skipped."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; by default the GPU, if there is one, or one per torchrun process."""
@@ -46,11 +48,11 @@ class Select:
     """Folder of pseudo-labels, written by lambdanets pseudo-label."""
     out: Annotated[Path, POSITIONAL]
     """New folder for the selection; the same command resumes an interrupted one."""
-    confidence: float = 0.3
+    confidence: Annotated[float, Field(ge=0, lt=1)] = 0.3
     """Minimum probability of an image's most probable class."""
-    per_class: int | None = None
+    per_class: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     """Images per class: the most confident ones, repeated if there are fewer. By default all images, once each."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 0
     """Random seed for the choice of repeated images and for ties in confidence."""
 
 
@@ -68,14 +70,7 @@ def main(arguments: list[str]) -> int:
     started = time.monotonic()
     with resumable("the labels of finished shards are kept"):
         result = label_shards(
-            options.teacher,
-            options.shards,
-            options.out,
-            top=options.top,
-            batch_size=options.batch_size,
-            workers=options.workers,
-            max_unreadable=options.max_unreadable,
-            device=options.device,
+            **vars(options),
             report=lambda name, images, seconds: echo(f"{name}: {images:,} images, {seconds:.1f} s", file=sys.stderr),
         )
     report_unreadable(list(result.unreadable))

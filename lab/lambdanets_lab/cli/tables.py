@@ -31,7 +31,12 @@ class Tables:
     """results.json of `lambdanets benchmark tables`, to show with the paper's speeds."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        if self.check and (self.measured or self.out is not None or self.format != "text"):
+            raise InputError("--check prints only a summary; remove --measured, --out and --format")
+        if self.figures is not None and self.figures.exists() and not self.figures.is_dir():
+            raise InputError(f"--figures must be a folder, got {self.figures}")
+        if self.out is not None and not self.out.parent.is_dir():
+            raise InputError(f"--out must be in an existing folder, got {self.out}")
 
 
 def main(arguments: list[str]) -> int:
@@ -67,13 +72,3 @@ def main(arguments: list[str]) -> int:
     else:
         atomic_write(options.out, encode_utf8(text))
     return 0
-
-
-def _check(options: Tables) -> None:
-    """Raise InputError for invalid options and combinations."""
-    if options.check and (options.measured or options.out is not None or options.format != "text"):
-        raise InputError("--check prints only a summary; remove --measured, --out and --format")
-    if options.figures is not None and options.figures.exists() and not options.figures.is_dir():
-        raise InputError(f"--figures must be a folder, got {options.figures}")
-    if options.out is not None and not options.out.parent.is_dir():
-        raise InputError(f"--out must be in an existing folder, got {options.out}")

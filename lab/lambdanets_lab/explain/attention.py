@@ -48,9 +48,8 @@ class AttentionMap:
         """Return the layer's output at this position, (h v,): the weighted sum of the values, plus the bias."""
         sides = len(self.at)
         weights, values = self.total.flatten(1, sides), self.values
-        values = (
-            values.flatten(1, sides) if values.ndim > self.content.ndim else values.flatten(0, sides - 1).unsqueeze(0)
-        )
+        has_heads = values.ndim > self.content.ndim
+        values = values.flatten(1, sides) if has_heads else values.flatten(0, sides - 1).unsqueeze(0)
         intra = "u" if weights.ndim == 3 else ""
         values = values.expand(len(weights), *values.shape[1:])
         return (torch.einsum(f"hm{intra},hmv{intra}->hv", weights, values) + self.bias.unsqueeze(1)).flatten()
@@ -93,8 +92,7 @@ def compute_attention_map(layer: LambdaBase, inputs: LambdaInputs, at: tuple[int
     values, is_used = inputs.values[0], (content != 0) | (position != 0)
     is_used = is_used if layer.multi_head else is_used.any(0)
     values = values.masked_fill(~is_used.unsqueeze(-2 if layer.intra_depth > 1 else -1), 0)  # excluded ones may be NaN
-    context = content.shape[1]
-    sides = inputs.grid if math.prod(inputs.grid) == context else (context,)
+    sides = _context_sides(inputs, content.shape[1])
     values = values.unflatten(1 if layer.multi_head else 0, sides)
     return AttentionMap(name, at, content.unflatten(1, sides), position.unflatten(1, sides), bias, values)
 
@@ -107,17 +105,18 @@ def shared_keys(layer: LambdaBase, inputs: LambdaInputs) -> Tensor:
     """
     inputs = _first_example(layer, inputs)
     assert inputs.keys is not None
-    keys = inputs.keys[0] if layer.intra_depth > 1 else inputs.keys[0].unsqueeze(-1)
-    allowed = None
+    keys, allowed = inputs.keys[0] if layer.intra_depth > 1 else inputs.keys[0].unsqueeze(-1), None
+    slices = (inputs.grid[0] if layer.content_by_slice else 1, -1)
     if inputs.mask is not None and inputs.mask.shape[-2] == 1:
-        allowed = inputs.mask.reshape(-1, 1, 1)
-    context = keys.shape[-3]
-    slices = (inputs.grid[0], -1) if layer.content_by_slice else (1, -1)
-    keys = keys.unflatten(-3, slices)
-    allowed = None if allowed is None else allowed.unflatten(0, slices)
-    keys = normalize_over_context(keys, allowed, layer.normalize_keys).flatten(-4, -3)
-    keys = keys.unflatten(-3, inputs.grid if math.prod(inputs.grid) == context else (context,))
+        allowed = inputs.mask.reshape(-1, 1, 1).unflatten(0, slices)
+    keys = normalize_over_context(keys.unflatten(-3, slices), allowed, layer.normalize_keys).flatten(-4, -3)
+    keys = keys.unflatten(-3, _context_sides(inputs, keys.shape[-3]))
     return keys if layer.intra_depth > 1 else keys.squeeze(-1)
+
+
+def _context_sides(inputs: LambdaInputs, context: int) -> tuple[int, ...]:
+    """The sides of the context: those of the grid, unless a layer on tokens has another context."""
+    return inputs.grid if math.prod(inputs.grid) == context else (context,)
 
 
 def _first_example(layer: LambdaBase, inputs: LambdaInputs) -> LambdaInputs:

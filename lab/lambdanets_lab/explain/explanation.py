@@ -18,11 +18,11 @@ from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.predictor import ImageInput, evaluation_mode, image_batches
 from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets_lab.explain.attention import AttentionMap, compute_attention_map, shared_keys
-from lambdanets_lab.explain.view import View, view_of_classifier, view_of_detector
+from lambdanets_lab.explain.view import View, is_within, view_of_classifier, view_of_detector
 
 
-class _Stop(Exception):  # noqa: N818 - not an error: ends a forward pass early
-    pass
+class _Stop(Exception):  # noqa: N818
+    """Ends a forward pass early."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +163,7 @@ class Explanation:
         gradient = gradient.sum(-1 if is_tokens and gradient.ndim == 2 else 0)
         view = self.view
         if is_detector:  # resizes and pads its input itself
-            sides = tuple(gradient.shape)
-            view = View(sides, (0.0, 0.0), tuple(map(float, sides)))
+            view = View.whole(tuple(gradient.shape))
         return ReceptiveField(module, position, gradient, view)
 
     def _call(self, layer: str | None) -> tuple[str, _Call]:
@@ -181,7 +180,7 @@ class Explanation:
             return self.view.position(at, sides)
         if at is None:
             return tuple(side // 2 for side in sides)
-        if len(at) != len(sides) or not all(0 <= x < side for x, side in zip(at, sides, strict=True)):
+        if not is_within(at, sides):
             raise InputError(f"at must be a position of the layer's output of size {sides}, got {tuple(at)}")
         return tuple(at)
 
@@ -207,8 +206,7 @@ def explain(
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 3:
             raise InputError("image must be a tensor with a batch axis, or a tuple of tensors, for a network")
         network = loaded
-        shape = tuple(inputs[0].shape[2:])
-        view = View(shape, (0.0,) * len(shape), tuple(map(float, shape))) if shape and inputs[0].ndim > 3 else None
+        view = View.whole(tuple(inputs[0].shape[2:])) if inputs[0].ndim > 3 else None
     elif isinstance(loaded, Classifier | Detector):
         batches = list(image_batches(image, 1, stretch=loaded.card.stretch))
         if len(batches) != 1:

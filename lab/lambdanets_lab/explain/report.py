@@ -1,6 +1,5 @@
 """Figures and numbers of an explanation, in a folder."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,12 @@ from lambdanets_lab.explain import figures
 from lambdanets_lab.explain.explanation import Explanation
 
 
-def make_report(
-    explanation: Explanation, image: Image.Image, layer: str, at: tuple[int, int]
-) -> tuple[list[str], Callable[[Path], None]]:
-    """Return lines about all layers and the receptive field of a pixel (row, column), and a function that writes files.
+def write_report(
+    explanation: Explanation, image: Image.Image, layer: str, at: tuple[int, int], folder: Path
+) -> list[str]:
+    """Write figures and numbers; return lines about all layers and the receptive field of a pixel (row, column).
 
-    It writes figures over the image, and explanation.npz with "content" and "position" (h, H, W[, u]), "at" (of the
+    The figures are over the image. explanation.npz has "content" and "position" (h, H, W[, u]), "at" (of the
     layer's map), "keys" if the layer has a content term, "gradient" and "box" of the receptive field, and "share/NAME"
     for each layer.
 
@@ -41,25 +40,21 @@ def make_report(
     if lambda_layer.key_projection is not None:
         arrays["keys"] = explanation.keys(layer).cpu().numpy()
 
-    def write(folder: Path) -> None:
-        figures.draw_attention(attention, view, image, at, folder / "attention.png")
-        panels = {f"{name}\nmean {share.mean():.2f}": share for name, share in shares.items()}
-        label = "share of the position term in the output"
-        figures.draw_panels(panels, label, view, image, folder / "shares.png")
-        figures.draw_receptive_field(field, image, at, folder / "receptive_field.png")
-        if "keys" in arrays:
-            keys = np.moveaxis(arrays["keys"], 0, 2) if lambda_layer.multi_head else arrays["keys"]
-            keys = np.moveaxis(keys.reshape(*keys.shape[:2], -1), 2, 0)
-            panels = {f"key {number}": key / (np.abs(key).max() or 1.0) for number, key in enumerate(keys)}
-            label = "weight in the content lambda / its maximum"
-            figures.draw_panels(panels, label, view, image, folder / "keys.png", layer)
-        with atomic_open(folder / "explanation.npz") as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
-
+    figures.draw_attention(attention, view, image, at, folder / "attention.png")
+    panels = {f"{name}\nmean {share.mean():.2f}": share for name, share in shares.items()}
+    figures.draw_panels(panels, "share of the position term in the output", view, image, folder / "shares.png")
+    figures.draw_receptive_field(field, image, at, folder / "receptive_field.png")
+    if "keys" in arrays:
+        keys = np.moveaxis(arrays["keys"], 0, 2) if lambda_layer.multi_head else arrays["keys"]
+        keys = np.moveaxis(keys.reshape(*keys.shape[:2], -1), 2, 0)
+        panels = {f"key {number}": key / (np.abs(key).max() or 1.0) for number, key in enumerate(keys)}
+        label = "weight in the content lambda / its maximum"
+        figures.draw_panels(panels, label, view, image, folder / "keys.png", layer)
+    with atomic_open(folder / "explanation.npz") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
     rows = [("layer", "map", "heads", "position share")]
     for name, share in shares.items():
         size = "{} x {}".format(*share.shape)
         rows.append((name, size, str(explanation.calls[name].layer.heads), f"{share.mean():.2f}"))
     lines = text_table(rows).splitlines()
-    lines.append(f"{layer}, pixel {at[0]}, {at[1]}: {field.area():.1%} of the input has 90% of the gradient")
-    return lines, write
+    return [*lines, f"{layer}, pixel {at[0]}, {at[1]}: {field.area():.1%} of the input has 90% of the gradient"]

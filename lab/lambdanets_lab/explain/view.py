@@ -23,15 +23,18 @@ class View:
     start: tuple[float, ...]
     size: tuple[float, ...]
 
+    @classmethod
+    def whole(cls, sides: tuple[int, ...]) -> "View":
+        """The view of a network whose input is the image itself."""
+        return cls(sides, (0.0,) * len(sides), tuple(map(float, sides)))
+
     def position(self, at: tuple[int, ...] | None, sides: tuple[int, ...]) -> tuple[int, ...]:
         """Return the position that contains the pixel `at` in a map with these sides; the center if `at` is None.
 
         Raises InputError if the pixel is not in the image, or if the network does not see it.
         """
         at = tuple(side // 2 for side in self.image_size) if at is None else tuple(at)
-        if len(at) != len(self.image_size) or not all(
-            0 <= x < side for x, side in zip(at, self.image_size, strict=True)
-        ):
+        if not is_within(at, self.image_size):
             raise InputError(f"at must be a pixel of the image of size {self.image_size}, got {at}")
         fractions = [(x + 0.5 - start) / size for x, start, size in zip(at, self.start, self.size, strict=True)]
         if not all(0 <= fraction < 1 for fraction in fractions):
@@ -41,6 +44,10 @@ class View:
             )
             raise InputError(f"at must be in the center crop that the model sees, {ranges}, got {at}")
         return tuple(int(fraction * side) for fraction, side in zip(fractions, sides, strict=True))
+
+
+def is_within(at: tuple[int, ...], sides: tuple[int, ...]) -> bool:
+    return len(at) == len(sides) and all(0 <= x < side for x, side in zip(at, sides, strict=True))
 
 
 def view_of_classifier(preprocessing: Preprocessing, size: tuple[int, int]) -> View:

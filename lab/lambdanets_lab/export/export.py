@@ -19,7 +19,7 @@ from lambdanets.signals import check_signals, uninterrupted
 from lambdanets.work import check_new_file
 from lambdanets_lab.export.graphs import Graph, Shape, make_graph, make_metadata, zero_norm_weights
 from lambdanets_lab.export.int8 import MAX_DROP, Int8Data, Quantization, open_int8_data
-from lambdanets_lab.export.runtimes import RUNTIMES, Int8Runtime, Run, Runtime, without_tracing_warnings
+from lambdanets_lab.export.runtimes import RUNTIMES, Run, Runtime, without_tracing_warnings
 
 _MULTIPLE = 32  # sides of dynamic test images are rounded up to it for networks that fail at odd sizes
 
@@ -124,8 +124,8 @@ def export(
 
 def _open_int8_data(model: object, graph: Graph, to: str, data: str, dynamic: bool) -> Int8Data:
     """Open the data for int8. Raises InputError if the format or the model do not support int8."""
-    if not isinstance(RUNTIMES[to], Int8Runtime):
-        names = [name for name, runtime in RUNTIMES.items() if isinstance(runtime, Int8Runtime)]
+    if not RUNTIMES[to].int8:
+        names = [name for name, runtime in RUNTIMES.items() if runtime.int8]
         raise InputError(f"to must be {' or '.join(names)} for int8, got {to}")
     if to == "openvino" and dynamic:
         raise InputError("dynamic must be False for int8 with openvino: it computes dynamic int8 convolutions wrongly")
@@ -136,7 +136,6 @@ def _open_int8_data(model: object, graph: Graph, to: str, data: str, dynamic: bo
 
 def _quantize(runtime: Runtime, files: list[Path], data: Int8Data) -> Quantization:
     """Quantize the written files. Raises InputError if accuracy drops by more than MAX_DROP."""
-    assert isinstance(runtime, Int8Runtime)  # checked before the data were read
     float_bytes = sum(file.stat().st_size for file in files)
     float_accuracy = data.accuracy(runtime.open(files[-1]))
     runtime.quantize(files[-1], data.calibration())

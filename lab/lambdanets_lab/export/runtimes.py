@@ -1,12 +1,14 @@
 """Runtimes of exported models: how each writes a model file and runs it."""
 
 import contextlib
+import ctypes
 import errno
 import importlib
 import io
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
@@ -20,7 +22,6 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from lambdanets.errors import InputError, explain_missing_extras, one_line
-from lambdanets_lab.export.signal_stack import restore_signal_stack
 
 METADATA = "lambdanets"  # key of the JSON that describes the model
 Run = Callable[[Tensor], list[Tensor]]  # runs a model file
@@ -37,15 +38,36 @@ def without_tracing_warnings() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def restore_signal_stack() -> Iterator[None]:
+    """Restore this thread's alternate signal stack at the end of the block.
+
+    Each openvino.Core that loads the CPU plugin sets its own stack. Its destructor restores the former stack, but only
+    if its own is still set. If the older of two Cores is destroyed first, the destructor of the other restores freed
+    memory as the stack, and the next signal crashes the process. After the block, destructors leave the stack alone.
+    """
+    if sys.platform != "linux":  # OpenVINO sets it only on Linux
+        yield
+        return
+    sigaltstack, former = ctypes.CDLL(None).sigaltstack, ctypes.create_string_buffer(24)  # the size of stack_t
+    sigaltstack(None, former)
+    try:
+        yield
+    finally:
+        sigaltstack(former, None)
+
+
 class Runtime(ABC):
     """A file format with the runtime that executes it.
 
-    suffix: suffix of the model file. title: name in messages. packages: what it imports, of an extra.
+    suffix: suffix of the model file. title: name in messages. packages: what it imports, of an extra. int8: whether
+    models can be quantized.
     """
 
     suffix: ClassVar[str]
     title: ClassVar[str]
     packages: ClassVar[tuple[str, ...]] = ()
+    int8: ClassVar[bool] = False
 
     def check_installed(self) -> None:
         """Raise InputError with the install command unless the packages are installed."""
@@ -61,13 +83,9 @@ class Runtime(ABC):
     def open(self, path: Path) -> Run:
         """Return a function that runs the model on images (b, c, H, W), float32 on the CPU, with torch's threads."""
 
-
-class Int8Runtime(Runtime):
-    """A runtime for which models can be quantized."""
-
-    @abstractmethod
     def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
-        """Replace a model file with one in int8. images: calibration data."""
+        """Replace a model file with one in int8, if the runtime has `int8`. images: calibration data."""
+        raise NotImplementedError
 
 
 def quantize(model: Any, images: Sequence[Tensor], make_input: Callable[[Tensor], Any]) -> Any:
@@ -90,8 +108,8 @@ def quantize(model: Any, images: Sequence[Tensor], make_input: Callable[[Tensor]
         raise InputError(f"model cannot be quantized by NNCF: {one_line(error)[:300]}") from error
 
 
-class Onnx(Int8Runtime):
-    suffix, title = ".onnx", "ONNX Runtime"
+class Onnx(Runtime):
+    suffix, title, int8 = ".onnx", "ONNX Runtime", True
     packages = ("onnxscript", "onnxruntime")
 
     def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
@@ -136,10 +154,10 @@ def _stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: 
     return op.TopK(x, count, axis=dim, largest=int(descending))
 
 
-class OpenVino(Int8Runtime):
+class OpenVino(Runtime):
     """OpenVINO's format: an .xml file, with the weights in a .bin file next to it. Converted from ONNX."""
 
-    suffix, title = ".xml", "OpenVINO"
+    suffix, title, int8 = ".xml", "OpenVINO", True
     packages = ("openvino", "onnxscript")
 
     def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:

@@ -137,9 +137,6 @@ class Performer(Mixer):
         """Return phi of queries and keys, (b, h, n, r), up to a factor per query, which cancels in the attention."""
         raise NotImplementedError
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, heads={self.heads}, random_features={len(self.weights)}"
-
 
 class SoftmaxPerformer(Performer):
     """`Performer` with positive features that approximate softmax attention.

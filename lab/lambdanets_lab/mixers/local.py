@@ -103,9 +103,6 @@ class LocalRelation(Mixer):
         weights = (similarity + prior).masked_fill(~on_map, -torch.inf).softmax(dim=2)
         return weighted_sum(weights, pad_zeros(self.value_projection(x), self.scope), self.scope)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, scope={self.scope}"
-
 
 class PairwiseAttention(Mixer):
     """Pairwise self-attention (Zhao et al. 2020, SAN, Sec. 3.1) over neighborhoods of r x r positions.
@@ -156,9 +153,6 @@ class PairwiseAttention(Mixer):
         axes = [torch.linspace(-1, 1, side, device=x.device, dtype=self.position.weight.dtype) for side in x.shape[2:]]
         return self.position(torch.cartesian_prod(*axes)).mT.unflatten(1, x.shape[2:]).unsqueeze(0)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, scope={self.scope}"
-
 
 class PatchwiseAttention(Mixer):
     """Patchwise self-attention (Zhao et al. 2020, SAN, Sec. 3.2) over neighborhoods of r x r positions.
@@ -197,9 +191,6 @@ class PatchwiseAttention(Mixer):
         features = torch.cat([queries.flatten(2), patches], dim=1).unflatten(2, x.shape[2:])
         weights = self.weighing(features).flatten(2).unflatten(1, (self.groups, -1))
         return weighted_sum(weights, pad_border(values, self.scope), self.scope)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, scope={self.scope}"
 
 
 def _gamma(channels: int, hidden: int, outputs: int) -> nn.Sequential:

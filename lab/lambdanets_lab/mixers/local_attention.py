@@ -110,9 +110,6 @@ class LocalAttention(Mixer):
             .unsqueeze(0)
         )
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, heads={self.heads}, scope={self.scope}"
-
 
 def _expand_table(table: Tensor, tile: int) -> Tensor:
     """Expand a table (h, r, c) to (h, n, c, m), for n in a tile and m in the tile with its halo; 0 beyond the scope."""

@@ -43,7 +43,8 @@ class Mixer(Layer):
         return output.contiguous(memory_format=memory_format(x))
 
     def extra_repr(self) -> str:
-        return f"{self.dim}, {self.dim_out}, stride={self.stride}"
+        sizes = [f"{name}={getattr(self, name)}" for name in ("stride", "heads", "scope") if hasattr(self, name)]
+        return ", ".join([str(self.dim), str(self.dim_out), *sizes])
 
 
 def conv1x1(dim: int, dim_out: int) -> nn.Conv2d:

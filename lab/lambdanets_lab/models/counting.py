@@ -14,26 +14,6 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def count_parameters_in_use(model: nn.Module, image_size: int) -> int:
-    """Return the number of parameters that affect the outputs for square images of this size.
-
-    Embeddings of offsets larger than the map have no effect.
-    """
-    unused: dict[nn.Parameter, int] = {}
-
-    def hook(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-        if isinstance(layer, LambdaLayer2d) and isinstance(layer.embedding, RelativeEmbedding):
-            table = layer.embedding.table
-            height, width = table.shape[-(4 if layer.intra_depth > 1 else 3) :][:2]
-            sides = arguments[0].shape[2:]
-            num_used = min(height, 2 * sides[0] - 1) * min(width, 2 * sides[1] - 1)
-            num_unused = table.numel() - table.numel() // (height * width) * num_used
-            unused[table] = min(num_unused, unused.get(table, num_unused))
-
-    _run_on_meta(model, image_size, hook)
-    return count_parameters(model) - sum(unused.values())
-
-
 def count_flops(model: nn.Module, image_size: int, *, single_application: bool = False) -> int:
     """Return the FLOPs of a forward pass for one square image, 2 per multiply-add (Sec. F.3 of the paper).
 
@@ -93,13 +73,9 @@ def _lambda_multiply_adds(layer: LambdaLayer2d, x: Tensor, single_application: b
 
 
 def _run_on_meta(model: nn.Module, image_size: int, hook: Any) -> None:
-    """Run one image through the model in eval mode, and call hook(layer, arguments, output) after every module."""
+    """Run one image through the model, set to eval mode, and call hook(layer, arguments, output) after each module."""
     handles = [module.register_forward_hook(hook) for module in model.modules()]
-    training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(torch.empty(1, 3, image_size, image_size, device="meta"))
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()
+    with torch.no_grad():
+        model.eval()(torch.empty(1, 3, image_size, image_size, device="meta"))
+    for handle in handles:
+        handle.remove()

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from timm.layers import DropPath
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._efficientnet_builder import decode_arch_def
@@ -45,18 +44,15 @@ class LightweightLambdaBlock(nn.Module):
         heads: int,
         scope: int,
         drop_path: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.conv_pw = nn.Conv2d(channels, channels, 1, bias=False, **factory_kwargs)
-        self.bn1 = nn.BatchNorm2d(channels, **factory_kwargs)
+        self.conv_pw = nn.Conv2d(channels, channels, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
         self.act1 = nn.ReLU6(inplace=True)
-        self.mixer = LambdaLayer2d(channels, query_depth=query_depth, heads=heads, scope=scope, **factory_kwargs)
-        self.bn2 = nn.BatchNorm2d(channels, **factory_kwargs)
-        self.conv_pwl = nn.Conv2d(channels, channels, 1, bias=False, **factory_kwargs)
-        self.bn3 = nn.BatchNorm2d(channels, **factory_kwargs)
+        self.mixer = LambdaLayer2d(channels, query_depth=query_depth, heads=heads, scope=scope)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv_pwl = nn.Conv2d(channels, channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         for convolution in (self.conv_pw, self.conv_pwl):
             nn.init.kaiming_normal_(convolution.weight, mode="fan_out")
@@ -111,9 +107,7 @@ class LambdaMobileNetV2(EfficientNet):
                 heads=heads,
                 scope=scope,
                 drop_path=getattr(block.drop_path, "drop_prob", 0.0),
-                device=block.conv_pwl.weight.device,
-                dtype=block.conv_pwl.weight.dtype,
-            )
+            ).to(block.conv_pwl.weight)
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the embedding tables, which timm's optimizers then exclude from weight decay."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt
 
 from lambdanets.data.images import check_unreadable
 from lambdanets.data.shards import open_shards
@@ -17,7 +16,7 @@ from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
 from lambdanets.inference.loading import load_one_of
 from lambdanets.models.weights import find_weights
 from lambdanets.progress import track
-from lambdanets.records import Workers, check, read_json, write_json
+from lambdanets.records import read_json, write_json
 from lambdanets.training.distributed import get_world, set_device
 from lambdanets.work import InUseError, WorkFolder, locked
 from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, write_table
@@ -39,7 +38,7 @@ class LabelingResult:
 
 def label_shards(
     teacher: Path,
-    location: str,
+    shards: str,
     out: Path,
     *,
     top: int = 5,
@@ -55,23 +54,16 @@ def label_shards(
     process are skipped. Thus several processes, such as one per GPU under torchrun, can use the same folder, and each
     shard is labeled once. If a process is killed, another one labels its shard.
 
-    location: folder or URL of the shards.
-    top: number of classes stored per image. batch_size: images per forward pass.
-    workers: number of data loading processes.
-    device: such as cpu or cuda:1; by default the GPU of the process, if there is one.
-    report: called with name, number of images and seconds of each finished shard.
+    shards: folder or URL of the shards. report: called with name, number of images and seconds of each finished shard.
+    The others are options of `lambdanets pseudo-label`.
 
     Raises InputError if the folder has labels of another teacher, dataset or top, and if more than max_unreadable
     images are unreadable.
     """
     set_device(get_world())
-    check("workers", workers, Workers)
-    check("top", top, PositiveInt)
-    check("batch_size", batch_size, PositiveInt)
-    check("max_unreadable", max_unreadable, NonNegativeInt)
     source = find_weights(teacher)
     classifier = load_one_of((Classifier,), source, device)
-    images = open_shards(location)["train"].without_labels()
+    images = open_shards(shards)["train"].without_labels()
     description = {
         "model": classifier.card.model,
         "weights": source.sha256(),

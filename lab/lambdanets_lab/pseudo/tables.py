@@ -17,18 +17,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import Field
 
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.progress import track
-from lambdanets.records import check, read_json, write_json
+from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals
 from lambdanets.work import WorkFolder
 
@@ -161,13 +160,10 @@ def select(
     per_class images: the most confident ones or, if there are too few, all of them with copies, as evenly as possible.
     The seed determines which rows get more copies, and which rows of equal confidence are selected.
 
-    If interrupted, call it again: only the missing tables are written. Raises InputError for options out of range, for
-    labels that are missing or damaged, for an output folder with other files, and if no row is confident enough or the
-    disk is full. Raises InUseError if another process writes into the folder.
+    If interrupted, call it again: only the missing tables are written. Raises InputError for labels that are missing or
+    damaged, for an output folder with other files, and if no row is confident enough or the disk is full. Raises
+    InUseError if another process writes into the folder.
     """
-    check("confidence", confidence, Annotated[float, Field(ge=0, lt=1)])
-    check("per_class", per_class, Annotated[int, Field(ge=1, lt=1 << 31)] | None)
-    check("seed", seed, Annotated[int, Field(ge=0, lt=1 << 64)])
     labels = open_labels(folder)
     sizes = [(name, (folder / f"{name}.parquet").stat().st_size) for name in labels.shards]
     digest = hashlib.sha256(repr((labels, sizes)).encode()).hexdigest()

@@ -1,16 +1,17 @@
 """Train every variant with every seed, and resume after an interruption."""
 
 import csv
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lambdanets.errors import InputError, nearest_hint
-from lambdanets.records import read_json, write_json
+from lambdanets.records import read_json, reraise_as_input_error, write_json
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
-from lambdanets.training.report import RESULT, read_result
+from lambdanets.training.report import RESULT
 from lambdanets.training.run_log import METRICS
 from lambdanets.work import InUseError, WorkFolder
 from lambdanets_lab.studies.catalog import STUDIES, Variant, variant_labels
@@ -31,7 +32,6 @@ class Plan:
     recipe: ClassificationRecipe
 
     def study_variants(self, study: str) -> dict[str, Variant]:
-        """The selected variants of a study by label."""
         variants = STUDIES[study].variants
         if not self.variants:
             return variants
@@ -51,23 +51,43 @@ class Plan:
 
 @dataclass(frozen=True)
 class Run:
-    """The training of one variant with one seed."""
-
     variant: str
     seed: int
     recipe: ClassificationRecipe
 
     def folder(self, comparison: Path) -> Path:
-        """The run folder."""
         return comparison / "runs" / f"{self.variant.replace(' ', '-')}-seed{self.seed}"
 
-    def result(self, comparison: Path) -> dict[str, Any] | None:
-        """The result of the run, or None if it is not finished."""
+    def result(self, comparison: Path) -> "RunResult | None":
+        """The result of the run, or None if it is not finished. Raises InputError if its files are damaged."""
         folder = self.folder(comparison)
         if not (folder / RESULT).is_file():
             return None
-        result = read_result(folder)
-        return {"variant": self.variant, "seed": self.seed, "top1_by_epoch": read_top1(folder)} | result
+        result = read_json(folder / RESULT, RunResult, f"remove {folder} to train it again")
+        # without local paths, and as that of other seeds
+        data = result.data.replace(self.recipe.data, Path(self.recipe.data).name)
+        data = data.replace(f"with seed {self.seed}", "with the seed of the run")
+        return replace(result, variant=self.variant, seed=self.seed, data=data, top1_by_epoch=read_top1(folder))
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What results.json has of each run: fields of the run's result.json, and its key and curve."""
+
+    top1: float
+    parameters: int
+    model_name: str
+    data: str
+    training_images: int
+    validation_images: int
+    epochs: int
+    commit: str | None
+    versions: dict[str, str | None]
+    hardware: dict[str, Any]
+    variant: str = ""
+    seed: int = 0
+    top1_by_epoch: Sequence[float] = ()
+    seconds: float = 0.0
 
 
 def read_top1(folder: Path) -> list[float]:
@@ -75,14 +95,13 @@ def read_top1(folder: Path) -> list[float]:
     path = folder / METRICS
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [float(row["top1"]) for row in csv.DictReader(file) if row["split"] == "val"]
+    with reraise_as_input_error(f"{path} is damaged"), path.open(newline="", encoding="utf-8") as file:
+        return [float(row["top1"]) for row in csv.DictReader(file) if row.get("split") == "val"]
 
 
 def make_plan(
     studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: ClassificationRecipe
 ) -> Plan:
-    """Make a plan. Raises InputError for invalid values."""
     known = variant_labels(studies)
     for label in variants:
         if label not in known:
@@ -97,21 +116,23 @@ def make_plan(
 def begin(plan: Plan, folder: Path) -> None:
     """Check that every run can be trained, and write plan.json into a new or empty folder.
 
-    Raises InputError for a folder that is not empty, and for runs that cannot be trained.
+    Does nothing in a folder with the same plan. Raises InputError for a folder with another plan or other files, and
+    for runs that cannot be trained.
     """
-    work_folder = WorkFolder(folder, read_identity=_refuse_existing)
-    work_folder.is_started()
+    recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
+    content = json.loads(json.dumps(asdict(replace(plan, recipe=recipe))))
+    work_folder = WorkFolder(folder, "a comparison", content, _read_content)
+    if work_folder.is_started():
+        return
     for planned in plan.runs():
         if planned.seed == plan.seeds[0]:
             run.check(planned.recipe)
-    recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
-    with work_folder.open():
-        write_json(folder / PLAN, asdict(replace(plan, recipe=recipe)), 2)
+    with work_folder.open(shared=True):
+        write_json(folder / PLAN, content, 2)
 
 
-def _refuse_existing(folder: Path) -> None:
-    if (folder / PLAN).is_file():
-        raise InputError(f"{folder} has a comparison; resume it with --resume, or name another folder")
+def _read_content(folder: Path) -> dict[str, Any] | None:
+    return read_json(folder / PLAN, dict[str, Any]) if (folder / PLAN).is_file() else None
 
 
 def read_plan(folder: Path) -> Plan:
@@ -119,11 +140,12 @@ def read_plan(folder: Path) -> Plan:
     path = folder / PLAN
     if not path.is_file():
         raise InputError(f"{folder} must be the folder of a comparison, got one without {PLAN}")
-    return read_json(path, Plan, "start the comparison again in another folder")
+    plan = read_json(path, Plan, "start the comparison again in another folder")
+    return make_plan(plan.studies, plan.variants, plan.seeds, plan.recipe)
 
 
-def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], None]) -> None:
-    """Train all unfinished runs; call on_result with the result of each.
+def train_all(plan: Plan, folder: Path) -> Iterator[RunResult]:
+    """Train all unfinished runs, and yield the result of each.
 
     Several processes may share a folder, each on its own device: runs locked by another process are skipped.
     """
@@ -133,14 +155,17 @@ def train_all(plan: Plan, folder: Path, on_result: Callable[[dict[str, Any]], No
         if (run_folder / RESULT).is_file():
             continue
         try:
-            existing = (run_folder / run.RECIPE).is_file()
-            result = run.resume(run_folder) if existing else run.start(planned.recipe, run_folder)
+            if (run_folder / run.RECIPE).is_file():
+                run.resume(run_folder)
+            else:
+                run.start(planned.recipe, run_folder)
         except InUseError:
             continue
-        on_result({"variant": planned.variant, "seed": planned.seed} | result)
+        if (result := planned.result(folder)) is not None:
+            yield result
 
 
-def read_results(plan: Plan, folder: Path) -> list[dict[str, Any]]:
+def read_results(plan: Plan, folder: Path) -> list[RunResult]:
     """Read the results of the finished runs, in the order of the plan."""
     results = (planned.result(folder) for planned in plan.runs())
     return [result for result in results if result is not None]

@@ -1,126 +1,217 @@
-"""results.json of a comparison: its runs, and statistics over seeds that are computed from them."""
+"""Results of a comparison: results.json with its runs, from which tables and figures are made whenever it is read."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from matplotlib.figure import Figure
+from pydantic import Field
 
 from lambdanets.errors import InputError
-from lambdanets.records import read_json
-from lambdanets_lab.paired import confidence_interval, paired_differences
-from lambdanets_lab.studies.catalog import STUDIES
-from lambdanets_lab.studies.execution import Plan
+from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.records import read_json, write_json
+from lambdanets_lab import plot_style
+from lambdanets_lab.markdown import markdown_table
+from lambdanets_lab.plot_style import GRID, OURS, REFERENCE
+from lambdanets_lab.seeds import confidence_interval, paired_differences, points, processors
+from lambdanets_lab.studies.catalog import STUDIES, Variant
+from lambdanets_lab.studies.execution import Plan, RunResult
 
-# Fields of a run's result, by how often results.json has them: once per run, once per machine, once in total.
-_RUN_FIELDS = ("variant", "seed", "top1", "top1_by_epoch", "seconds", "parameters", "commit")
-_MACHINE_FIELDS = ("versions", "hardware")
-_COMMON_FIELDS = ("model_name", "data", "training_images", "validation_images", "epochs")
+RESULTS, TABLE = "results.json", "comparison.md"
+# Fields of runs that must be equal to merge results.
+_SETUP = ("model_name", "data", "training_images", "validation_images", "epochs")
 # Fields of the recipe that do not change the accuracy systematically, or are compared otherwise.
 _NOT_COMPARED = ("seed", "workers", "max_unreadable", "checkpoint_every", "data", "data_root")
 
 
-def collect(plan: Plan, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the content of results.json: the recipe, the runs, and the statistics of each study."""
-    last = results[-1]
+@dataclass(frozen=True)
+class Comparison:
+    """The content of results.json. studies: their names. recipe: shared by the runs, without local paths."""
+
+    kind: Literal["comparison"]
+    finished: bool
+    studies: list[str]
+    recipe: dict[str, Any]
+    runs: Annotated[list[RunResult], Field(min_length=1)]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [asdict(run) for run in self.runs]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant of a study with runs. top1: in percent by seed. differences: in points, to the study's baseline."""
+
+    label: str
+    variant: Variant
+    parameters: int
+    top1: dict[int, float]
+    differences: list[float]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.top1.values())
+
+
+def study_rows(study: str, comparison: Comparison) -> list[Row]:
+    """Return one row per variant that has runs: those with most seeds first, then by mean."""
+    runs = comparison.rows
+    parameters = {run["variant"]: run["parameters"] for run in runs}
+    variants = STUDIES[study].variants
+    top1 = {label: points(runs, {"variant": variant.name}, "top1") for label, variant in variants.items()}
+    baseline = top1[STUDIES[study].baseline]
+    rows = [
+        Row(label, variant, parameters[variant.name], top1[label], paired_differences(top1[label], baseline))
+        for label, variant in variants.items()
+        if top1[label]
+    ]
+    return sorted(rows, key=lambda row: (-len(row.top1), -row.mean))
+
+
+def collect(plan: Plan, runs: Sequence[RunResult]) -> Comparison:
     recipe = asdict(plan.recipe)
     for field in ("data", "data_root"):  # without local paths
         recipe[field] = Path(recipe[field]).name if recipe[field] else recipe[field]
-    common = {name: last[name] for name in _COMMON_FIELDS}
-    data = common["data"].replace(plan.recipe.data, recipe["data"])
-    common["data"] = data.replace(f"with seed {last['seed']}", "with the seed of the run")
-    runs = [
-        {name: result[name] for name in _RUN_FIELDS} | {"machine": {name: result[name] for name in _MACHINE_FIELDS}}
-        for result in results
-    ]
-    finished = len(results) == len(plan.runs())
-    return {"kind": "comparison", "finished": finished, **common, "recipe": recipe, **_summarize(plan.studies, runs)}
+    return Comparison("comparison", len(runs) == len(plan.runs()), list(plan.studies), recipe, list(runs))
 
 
-def read_comparison(*paths: Path) -> dict[str, Any]:
+def read_comparison(*paths: Path) -> Comparison:
     """Read results.json of a comparison, or of several with the same recipe and data, such as of other seeds.
 
-    The statistics are computed from the runs. Raises InputError for other files, and if a run occurs twice.
+    Raises InputError for other files, and if a run occurs twice.
     """
-    contents = {path: read_json(path, dict[str, Any]) for path in paths}
-    runs: dict[tuple[str, int], dict[str, Any]] = {}
+    contents = {path: read_json(path, Comparison) for path in paths}
+    first = contents[paths[0]]
+    runs: dict[tuple[str, int], RunResult] = {}
     for path, content in contents.items():
-        if content.get("kind") != "comparison":
-            raise InputError(f"{path} must be the results.json of a comparison, got another file")
-        _check_same_setup(contents[paths[0]], content, f"{paths[0]} and {path}")
-        for run in content["runs"]:
-            variant, seed = key = run["variant"], run["seed"]
-            if key in runs:
-                raise InputError(f"results to merge must have different runs, got {variant}, seed {seed} twice: {path}")
-            runs[key] = run | {"machine": content["machines"][run["machine"]]}
-    studies = [name for name in STUDIES if any(name in content["studies"] for content in contents.values())]
-    finished = all(content["finished"] for content in contents.values())
-    return contents[paths[0]] | {"finished": finished} | _summarize(studies, list(runs.values()))
+        files = f"{paths[0]} and {path}"
+        setups = [{name: getattr(each.runs[0], name) for name in _SETUP} for each in (first, content)]
+        _check_equal(f"{files} must have", *setups)
+        _check_equal(f"{files} must have recipes with", first.recipe, content.recipe)
+        for run in content.runs:
+            if runs.setdefault((run.variant, run.seed), run) is not run:
+                raise InputError(
+                    f"results to merge must have different runs, got {run.variant}, seed {run.seed} twice: {path}"
+                )
+    studies = [name for name in STUDIES if any(name in content.studies for content in contents.values())]
+    finished = all(content.finished for content in contents.values())
+    return Comparison("comparison", finished, studies, first.recipe, list(runs.values()))
 
 
-def _summarize(studies: Iterable[str], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return seeds, statistics of the studies, machines, and runs with the indices of their machines."""
-    machines: list[dict[str, Any]] = []
-    for run in runs:
-        machines += [] if run["machine"] in machines else [run["machine"]]
-    return {
-        "seeds": sorted({run["seed"] for run in runs}),
-        "studies": {name: _statistics(name, runs) for name in studies},
-        "machines": machines,
-        "runs": [run | {"machine": machines.index(run["machine"])} for run in runs],
-    }
+def _check_equal(what: str, first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raise InputError unless the fields that both have are equal."""
+    for name in sorted(first.keys() & other.keys() - {*_NOT_COMPARED}):
+        if first[name] != other[name]:
+            raise InputError(f"{what} the same {name}, got {first[name]} and {other[name]}")
 
 
-def _check_same_setup(first: Mapping[str, Any], other: Mapping[str, Any], files: str) -> None:
-    """Raise InputError unless data and recipe are equal; only fields are compared that both recipes have."""
-    for field in _COMMON_FIELDS:
-        if other[field] != first[field]:
-            raise InputError(f"{files} must have the same {field}, got {first[field]} and {other[field]}")
-    recipes = first["recipe"], other["recipe"]
-    for field in recipes[0].keys() & recipes[1].keys() - {*_NOT_COMPARED}:
-        values = [recipe[field] for recipe in recipes]
-        if values[0] != values[1]:
-            raise InputError(f"{files} must have recipes with the same {field}, got {values[0]} and {values[1]}")
+def write_summary(comparison: Comparison, folder: Path) -> None:
+    """Write results.json, comparison.md and the figures of each study."""
+    write_json(folder / RESULTS, asdict(comparison))
+    atomic_write(folder / TABLE, encode_utf8(markdown(comparison)))
+    draw_all(comparison, folder)
 
 
-def _statistics(study: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return question, baseline and one row per variant that has runs: those with most seeds first, then by mean.
+def markdown(comparison: Comparison) -> str:
+    """Format the setup as a sentence and each study as a table."""
+    parts = [describe_setup(comparison)]
+    parts += [f"## {STUDIES[study].question}\n\n{table(study, comparison)}" for study in comparison.studies]
+    return "\n\n".join(parts) + "\n"
 
-    mean_difference, std_difference, interval: of paired differences to the baseline; the interval is that of 95%
-    confidence, None with fewer than two pairs.
+
+def describe_setup(comparison: Comparison) -> str:
+    """Describe in one sentence the model, data, seeds and machines of all runs."""
+    first, seeds = comparison.runs[0], sorted({run.seed for run in comparison.runs})
+    return (
+        f"{first.model_name} on {first.data}; {first.training_images:,} training images, epochs: {first.epochs}, test "
+        f"images: {first.validation_images:,}, seeds {', '.join(map(str, seeds))}"
+        f"{'' if comparison.finished else ', not finished'}; trained on {processors(comparison.rows)}."
+    )
+
+
+def table(study: str, comparison: Comparison) -> str:
+    """Format the variants of a study as a Markdown table."""
+    baseline = STUDIES[study].baseline
+    header = ["variant", "top-1, mean ± std", "min to max", "seeds"]
+    header += [f"paired difference to {baseline}", "95% interval", "parameters", "paper, ImageNet"]
+    cells, is_quoted = [], False
+    for row in study_rows(study, comparison):
+        values, differences = list(row.top1.values()), row.differences
+        difference = interval = ""
+        if differences and row.label != baseline:
+            difference = f"{statistics.fmean(differences):+.2f}"
+            if len(differences) > 1:
+                difference += f" ± {statistics.stdev(differences):.2f}"
+                interval = " to ".join(f"{bound:+.2f}" for bound in confidence_interval(differences))
+        top1, spread = f"{row.mean:.2f}", ""
+        if len(values) > 1:
+            top1, spread = f"{top1} ± {statistics.stdev(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"
+        is_quoted |= row.variant.quoted
+        paper = "" if row.variant.paper_top1 is None else f"{row.variant.paper_top1:.1f}{' †' * row.variant.quoted}"
+        parameters = f"{row.parameters:,}"
+        cells.append([row.label, top1, spread, str(len(values)), difference, interval, parameters, paper])
+    note = "\n\n† quoted by the paper from another paper, with another network and training" if is_quoted else ""
+    return markdown_table(header, *cells) + note
+
+
+def draw_all(comparison: Comparison, folder: Path) -> None:
+    """Draw STUDY.png for each study with runs, and STUDY_curves.png if it has `_curves`."""
+    for study in comparison.studies:
+        rows = study_rows(study, comparison)
+        if rows:
+            plot_style.save(_draw(rows), folder / f"{study}.png")
+        if rows and (curves := _curves(rows, comparison)):
+            plot_style.save(_draw_curves(curves), folder / f"{study}_curves.png")
+
+
+def _curves(rows: Sequence[Row], comparison: Comparison) -> dict[str, list[Sequence[float]]]:
+    """Return the top-1 after each epoch of each run, by label.
+
+    Empty for too many variants, if a run has another number of epochs, such as without its curve, or a single one, and
+    if epochs were validated on held-out images, which are not the test images.
     """
-    top1: dict[str, dict[int, float]] = {}
-    for run in runs:
-        top1.setdefault(run["variant"], {})[run["seed"]] = run["top1"]
-    parameters = {run["variant"]: run["parameters"] for run in runs}
-    baseline = top1.get(STUDIES[study].variants[STUDIES[study].baseline].name, {})
-    rows = []
-    for label, variant in STUDIES[study].variants.items():
-        if variant.name not in top1:
-            continue
-        values = list(top1[variant.name].values())
-        differences = paired_differences(top1[variant.name], baseline)
-        low, high = confidence_interval(differences)
-        rows.append(
-            {
-                "label": label,
-                "variant": variant.name,
-                "seeds": len(values),
-                "mean_top1": round(statistics.fmean(values), 6),
-                "std_top1": _std(values),
-                "mean_difference": round(statistics.fmean(differences), 6) if differences else None,
-                "std_difference": _std(differences),
-                "interval": [round(low, 6), round(high, 6)] if len(differences) > 1 else None,
-                "min_top1": min(values),
-                "max_top1": max(values),
-                "parameters": parameters[variant.name],
-                "paper_top1": variant.paper_top1,
-                "quoted": variant.quoted,
-            }
-        )
-    rows.sort(key=lambda row: (-row["seeds"], -row["mean_top1"]))
-    return {"question": STUDIES[study].question, "baseline": STUDIES[study].baseline, "variants": rows}
+    epochs = comparison.runs[0].epochs
+    if comparison.recipe.get("hold_out") or epochs < 2 or len(rows) > 1 + len(plot_style.BASELINES):
+        return {}
+    curves = {
+        row.label: [run.top1_by_epoch for run in comparison.runs if run.variant == row.variant.name] for row in rows
+    }
+    return curves if all(len(run) == epochs for runs in curves.values() for run in runs) else {}
 
 
-def _std(values: Sequence[float]) -> float | None:
-    return round(statistics.stdev(values), 6) if len(values) > 1 else None
+def _draw_curves(curves: dict[str, list[Sequence[float]]]) -> Figure:
+    figure, (axis,) = plot_style.subplots(1, height=4)
+    styles = ((OURS, "o"), *plot_style.BASELINES)
+    for (label, runs), (color, marker) in zip(curves.items(), styles, strict=False):
+        epochs = range(1, len(runs[0]) + 1)
+        for run in runs:
+            axis.plot(epochs, [100 * value for value in run], color=color, linewidth=0.7, alpha=0.5)
+        mean = [100 * statistics.fmean(values) for values in zip(*runs, strict=True)]
+        seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
+        axis.plot(epochs, mean, color=color, marker=marker, label=f"{label}, {seeds}")
+    axis.set(xlabel="epoch", ylabel="top-1 on test images (%):\nruns and mean")
+    axis.grid(**GRID)
+    axis.legend(fontsize=10)
+    return figure
+
+
+def _draw(rows: Sequence[Row]) -> Figure:
+    """Draw one line per variant: a dot for each run, and the mean with an error bar of one std."""
+    figure, (axis,) = plot_style.subplots(1, height=1.2 + 0.4 * len(rows))
+    labels = []
+    for y, row in enumerate(reversed(rows)):
+        runs = list(row.top1.values())
+        color, marker = (OURS, "o") if row.variant.name.startswith("lambda") else (REFERENCE, "s")
+        axis.plot(runs, [y] * len(runs), marker, color=color, alpha=0.35)
+        labels.append(row.label if len(runs) > 1 else f"{row.label} (1 seed)")
+        if len(runs) > 1:
+            std = statistics.stdev(runs)
+            axis.errorbar(row.mean, y, xerr=std, fmt="|", color=color, markersize=16, capsize=4)
+    axis.set_yticks(range(len(rows)), labels)
+    axis.set_ylim(-0.6, len(rows) - 0.4)
+    axis.set_xlabel("top-1 on test images (%): runs, mean ± std")
+    axis.grid(axis="x", **GRID)
+    return figure

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from lambdanets.errors import InputError, nearest_hint
 
@@ -17,7 +18,8 @@ class PaperNumber:
     """A number or a text in a table of the paper.
 
     precision: unit of the last digit, such as 0.1; None for a text. unreproducible: for a countable number that
-    contradicts the architecture, how it does.
+    contradicts the architecture, how it does. other_network: for a number that the paper quotes from another paper, how
+    the network differs from ours.
     """
 
     table: str
@@ -27,6 +29,7 @@ class PaperNumber:
     unit: str
     precision: float | None
     unreproducible: str | None = None
+    other_network: str | None = None
 
     def text(self) -> str:
         """The value with as many digits as in the paper."""
@@ -43,22 +46,30 @@ class PaperNumber:
 
 
 @functools.cache
+def _content() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(
+        resources.files(__package__).joinpath("paper.json").read_text(encoding="utf-8")
+    )
+    return content
+
+
+def descriptions() -> dict[str, dict[str, str]]:
+    """Title and explanatory text of each table, in the paper's order."""
+    tables: dict[str, dict[str, str]] = _content()["tables"]
+    return tables
+
+
+@functools.cache
 def paper_numbers() -> tuple[PaperNumber, ...]:
     """Load all numbers, in the order of the paper's tables."""
-    content = resources.files(__package__).joinpath("paper.json").read_text(encoding="utf-8")
-    numbers = [PaperNumber(**number) for number in json.loads(content)["figures"]]
-    order = [str(table) for table in range(2, 21)]
-    return tuple(sorted(numbers, key=lambda number: (*order, "E.2", "fn2").index(number.table)))
-
-
-def table_names() -> list[str]:
-    """Return the names of the tables, in order."""
-    return list(dict.fromkeys(number.table for number in paper_numbers()))
+    numbers = [PaperNumber(**number) for number in _content()["figures"]]
+    order = list(descriptions())
+    return tuple(sorted(numbers, key=lambda number: order.index(number.table)))
 
 
 def select_numbers(names: Sequence[str]) -> list[PaperNumber]:
     """Select the numbers of the named tables, or all without names. Raises InputError for an unknown name."""
-    known = table_names()
+    known = list(descriptions())
     for name in names:
         if name not in known:
             raise InputError(

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
 
 from lambdanets.terminal import text_table
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.tables.descriptions import PARAGRAPHS, TITLES
 from lambdanets_lab.tables.measured import Measured
+from lambdanets_lab.tables.paper import descriptions
 from lambdanets_lab.tables.verdicts import (
     DIFFERS,
     MATCH,
@@ -23,28 +23,14 @@ from lambdanets_lab.tables.verdicts import (
 NO_MEASUREMENTS = Measured()
 
 
-def to_record(comparison: Comparison) -> dict[str, Any]:
-    """Convert a comparison to a flat dictionary."""
-    paper = comparison.paper
-    return {
-        **{name: getattr(paper, name) for name in ("table", "row", "column", "unit")},
-        "paper": paper.value,
-        **{name: getattr(comparison, name) for name in ("ours", "verdict", "note", "model")},
-    }
-
-
 def to_json(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
     """Format the summary, the machine, and one object per number as JSON."""
-    content = {
-        "summary": summary(comparisons),
-        "measured_on": measured.machine or None,
-        "numbers": [to_record(c) for c in comparisons],
-    }
+    numbers = [asdict(c.paper) | asdict(c) | {"paper": c.paper.value} for c in comparisons]
+    content = {"summary": summary(comparisons), "measured_on": measured.machine or None, "numbers": numbers}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def to_text(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
-    """Format tables for the terminal."""
     parts = []
     for name, table_comparisons in _by_table(comparisons).items():
         header, rows, notes = _cells(table_comparisons)
@@ -57,10 +43,10 @@ def to_markdown(comparisons: Sequence[Comparison], measured: Measured = NO_MEASU
     parts = ["# The paper's tables", "", _OPENING, "", *_summary_lines(comparisons, measured), ""]
     for name, table_comparisons in _by_table(comparisons).items():
         header, rows, notes = _cells(table_comparisons)
-        parts += [f"## {_heading(name)}", "", PARAGRAPHS[name], ""]
+        parts += [f"## {_heading(name)}", "", descriptions()[name]["text"], ""]
         parts += [markdown_table(header, *rows), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
         if name in measured.figures:
-            parts += [f"![{TITLES[name]}]({measured.figures[name]})", ""]
+            parts += [f"![{descriptions()[name]['title']}]({measured.figures[name]})", ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -89,7 +75,8 @@ were not reproduced. Numbers in brackets refer to the notes below a table. This 
 
 
 def _heading(name: str) -> str:
-    return f"Table {name}. {TITLES[name]}" if name.isdigit() else TITLES[name]
+    title = descriptions()[name]["title"]
+    return f"Table {name}. {title}" if name.isdigit() else title
 
 
 def _summary_lines(comparisons: Sequence[Comparison], measured: Measured) -> list[str]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from lambdanets_lab.models.counting import count_flops, count_parameters, count_parameters_in_use
-from lambdanets_lab.paper_models import OTHER_NETWORKS, PAPER_MODELS, ModelSpec, structure
+from lambdanets_lab.models.counting import count_flops, count_parameters
+from lambdanets_lab.paper_models import PAPER_MODELS, ModelSpec, structure
 from lambdanets_lab.tables.costs import exponents, matches_term, paper_memory
 from lambdanets_lab.tables.paper import COUNTABLE, PaperNumber
 
@@ -99,17 +99,12 @@ def _compare_counted(number: PaperNumber, spec: ModelSpec | None, model: str) ->
         ours = _count(number.column, spec, single_application) / _UNITS[number.column, number.unit]
     if ours is None:
         raise ValueError(f"number must have a model or a formula, got {number.row!r} of table {number.table}")
-    if number.table == "3" and number.row in OTHER_NETWORKS:
-        return Comparison(number, ours, OTHER_NETWORK, OTHER_NETWORKS[number.row], model)
+    if number.other_network:
+        return Comparison(number, ours, OTHER_NETWORK, number.other_network, model)
     if number.matches(ours):
         return Comparison(number, ours, MATCH, model=model)
     if number.unreproducible:
         return Comparison(number, ours, NOT_REPRODUCIBLE, number.unreproducible, model)
-    if number.column == "params" and spec is not None:
-        in_use = count_parameters_in_use(spec.create(), spec.image_size) / _UNITS["params", number.unit]
-        if number.matches(in_use):
-            note = f"without table entries that no {spec.image_size}-pixel image uses; with them {{:.3f}}"
-            return Comparison(number, in_use, MATCH, note.format(ours), model)
     return Comparison(number, ours, DIFFERS, f"expected {number.text()}", model)
 
 

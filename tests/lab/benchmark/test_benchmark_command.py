@@ -7,25 +7,23 @@ import signal
 import pytest
 
 from lambdanets.cli import main
-from lambdanets_lab.benchmark import layer, model, report, scaling
+from lambdanets_lab import paper_models
+from lambdanets_lab.benchmark import layer, model, scaling
 from lambdanets_lab.benchmark import run as benchmark
-from lambdanets_lab.benchmark.measurement import NOT_REACHED, Row
-from lambdanets_lab.benchmark.options import Layer
-from lambdanets_lab.benchmark.plots import fit_exponents
-from lambdanets_lab.benchmark.report import RESULTS
+from lambdanets_lab.benchmark.measurement import Row
+from lambdanets_lab.benchmark.report import case_table, fit_exponents, row_to_json
+from lambdanets_lab.benchmark.run import RESULTS
 
 QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
-# without FlexAttention, whose compilation takes longer than all other candidates together
-NAMES = [name for name in layer.NAMES if name != "flex-attention"]
 OURS_AND_CONVOLUTION = ["--candidates", "lambdanets", "convolution"]
 COMMANDS = {
-    "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK, "--candidates", *NAMES],
+    "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK],
     "model": ["--image-size", "64", "--batch-size", "2", "--patterns", "CCCL", "--scope", "3", *QUICK],
     # a large --seconds, since on a busy machine even tiny sizes may exceed a small one and be skipped
     "scaling": ["--sides", "3", "4", "--lengths", "8", "--repeats", "3", "--seconds", "600", "--device", "cpu"],
 }
 NUM_ROWS = {
-    "layer": 2 * len(NAMES),
+    "layer": 2 * len(layer.DEFAULTS),
     "model": 2 * len(model.NAMES),
     "scaling": 6 * len(scaling.NAMES),
 }
@@ -40,10 +38,10 @@ def error_line(capsys, *arguments):
 @pytest.mark.figures
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatch):
-    create_model = model.create_model
+    create_model = paper_models.create_model
     lambda_blocks = {"lambda_blocks": ((), (), (), (1,))}
     monkeypatch.setattr(
-        model,
+        paper_models,
         "create_model",
         lambda name, **options: create_model(
             name, layers=(1, 1, 1, 1), **options | (lambda_blocks if "pattern" in options else {})
@@ -73,10 +71,10 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatc
 def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, tmp_path, capsys, monkeypatch):
     measure_case, out = benchmark.measure_case, tmp_path / "out"
 
-    def with_signal(case, rows, *arguments, **options):
-        if rows:
+    def with_signal(case, *arguments, **options):
+        if case.sizes["pass"] == "training":
             os.kill(os.getpid(), signal_number)
-        return measure_case(case, rows, *arguments, **options)
+        return measure_case(case, *arguments, **options)
 
     arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
     with monkeypatch.context() as patch:
@@ -84,9 +82,9 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, t
         assert main(arguments) == 130
     results = json.loads((out / RESULTS).read_text())
     assert not results["finished"]
-    reached = [row for row in results["rows"] if row["skip_reason"] != NOT_REACHED]
-    assert {row["sizes"]["pass"] for row in reached} == {"inference"}
-    assert f"interrupted; results so far are in {out}; resume with" in capsys.readouterr().out
+    reached = results["rows"]
+    assert [row["sizes"]["pass"] for row in reached] == ["inference"] * 2
+    assert f"stopped; finished cases are in {out}, to name with --out" in capsys.readouterr().err
     assert "seed must be 0, got 7, since" in error_line(capsys, *arguments[1:], "--seed", "7")
     assert main(arguments) == 0
     resumed = json.loads((out / RESULTS).read_text())
@@ -105,7 +103,6 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, t
         (["layer", "--shapes", "8x8x6"], "divisible by 4 heads, got 8x8x6"),
         (["layer", "--algorithm", "fastest"], "--algorithm must be one of auto"),
         (["tables", "--tables", "18", "--passes", "inference"], "--tables must have a row that --candidates and"),
-        (["scaling", "--heads", "17"], "--heads must be at most --query-depth"),
     ],
 )
 def test_rejects_invalid_options_before_creating_a_folder(arguments, message, tmp_path, capsys, monkeypatch):
@@ -167,11 +164,9 @@ NOISY = [
 ]
 
 
-def test_case_table_and_results_file_mark_noisy_times(tmp_path):
-    table = report.case_table(NOISY[2:], "lambdanets").splitlines()
+def test_case_table_and_results_file_mark_noisy_times():
+    table = case_table(NOISY[2:], "lambdanets").splitlines()
     assert "(noisy)" in table[3]
     assert "(noisy)" not in table[4]
     assert "/ lambdanets" not in table[2]  # the ratio to noisy times
-    report.Report("layer", Layer(), "cpu", "2026-01-01", NOISY).write(tmp_path)
-    rows = json.loads((tmp_path / report.RESULTS).read_text())["rows"]
-    assert [row["noisy"] for row in rows] == [False, False, True, False]
+    assert [row_to_json(row)["noisy"] for row in NOISY] == [False, False, True, False]

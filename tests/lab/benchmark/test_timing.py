@@ -2,11 +2,7 @@
 
 import pytest
 
-from lambdanets_lab.timing import (
-    fit_exponent,
-    is_noisy,
-    time_interleaved,
-)
+from lambdanets_lab.timing import fit_exponent, is_noisy, time_interleaved
 
 
 class Clock:
@@ -26,8 +22,7 @@ class Clock:
 def time_runs(durations, repeats=6, seconds=100.0):
     clock = Clock()
     runs = {name: clock.run(name, duration) for name, duration in durations.items()}
-    samples = {name: [] for name in durations}
-    time_interleaved(runs, samples, repeats=repeats, seconds=seconds, clock=lambda: clock.now)
+    samples = time_interleaved(runs, repeats=repeats, seconds=seconds, clock=lambda: clock.now)
     return clock.order[2 * len(durations) :], samples  # without the warm-up runs
 
 
@@ -59,8 +54,8 @@ def test_noisy_candidates_are_timed_again():
     def work():
         clock.now += next(durations)
 
-    samples = {"a": [], "b": []}
-    time_interleaved({"a": work, "b": clock.run("b", 1.0)}, samples, repeats=4, seconds=100.0, clock=lambda: clock.now)
+    runs = {"a": work, "b": clock.run("b", 1.0)}
+    samples = time_interleaved(runs, repeats=4, seconds=100.0, clock=lambda: clock.now)
     assert len(samples["a"]) == 12
     assert not is_noisy(samples["a"])
     assert len(samples["b"]) == 4

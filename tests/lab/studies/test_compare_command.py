@@ -66,15 +66,13 @@ def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, capsys
 def test_resume_trains_only_unfinished_runs(recipe, tmp_path):
     plan = make_plan(["scope"], ["3x3", "7x7"], [0], recipe)
     begin(plan, tmp_path / "out")
-    first = []
-    train_all(plan, tmp_path / "out", first.append)
+    first = list(train_all(plan, tmp_path / "out"))
     _, second = plan.runs()
     (second.folder(tmp_path / "out") / "result.json").unlink()
-    resumed = []
-    train_all(read_plan(tmp_path / "out"), tmp_path / "out", resumed.append)
-    assert [result["variant"] for result in resumed] == ["lambda scope=7"]
-    assert resumed[0]["top1"] == first[1]["top1"]
-    assert [r["variant"] for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
+    resumed = list(train_all(read_plan(tmp_path / "out"), tmp_path / "out"))
+    assert [result.variant for result in resumed] == ["lambda scope=7"]
+    assert resumed[0].top1 == first[1].top1
+    assert [r.variant for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
 
 
 def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
@@ -84,7 +82,7 @@ def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
     with WorkFolder(plan.runs()[0].folder(out)).open():
         assert cli.main(["compare", "--resume", str(out)]) == 0
     assert "1 runs are in progress in other processes" in capsys.readouterr().out
-    assert [r["variant"] for r in read_results(plan, out)] == ["lambda scope=7"]
+    assert [r.variant for r in read_results(plan, out)] == ["lambda scope=7"]
     assert not json.loads((out / "results.json").read_text())["finished"]
 
 
@@ -95,6 +93,32 @@ def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path, monk
     assert cli.main(["compare", "scope", *recipe_options(recipe), *options]) == 130
     assert f"lambdanets compare --resume {out}" in capsys.readouterr().err
     assert read_results(read_plan(out), out) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "command"),
+    [
+        ("results.json", '{"kind": "comparison", "runs": [', "--report"),
+        ("results.json", '{"kind": "layer", "runs": []}', "--report"),
+        ("plan.json", '{"studies": ["scope"]}', "--resume"),
+        ("runs/lambda-scope=3-seed0/result.json", '{"top1": 0.5}', "--resume"),
+        ("runs/lambda-scope=3-seed0/metrics.csv", "split,top1\nval,x\n", "--resume"),
+    ],
+)
+def test_damaged_files_are_named_in_one_line(name, content, command, recipe, tmp_path, capsys):
+    out = tmp_path / "out"
+    plan = make_plan(["scope"], ["3x3"], [0], recipe)
+    begin(plan, out)
+    (run,) = plan.runs()
+    run.folder(out).mkdir(parents=True)
+    result = {"top1": 0.5, "seconds": 1.0, "parameters": 1, "model_name": "m", "data": "d", "commit": None}
+    result |= dict.fromkeys(("training_images", "validation_images", "epochs"), 1) | {"versions": {}, "hardware": {}}
+    (run.folder(out) / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    (out / name).write_text(content, encoding="utf-8")
+    assert cli.main(["compare", command, str(out / name if command == "--report" else out)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{out / name} is damaged: " in error
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from PIL import Image
@@ -7,9 +7,8 @@ from PIL import Image
 from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets_lab.studies.catalog import STUDIES
-from lambdanets_lab.studies.execution import make_plan
-from lambdanets_lab.studies.results import collect, read_comparison
-from lambdanets_lab.studies.summary import markdown, write_summary
+from lambdanets_lab.studies.execution import RunResult, make_plan
+from lambdanets_lab.studies.results import collect, markdown, read_comparison, study_rows, write_summary
 
 
 @pytest.fixture
@@ -19,23 +18,21 @@ def plan():
 
 
 def result(variant, seed, top1):
-    return {
-        "variant": variant,
-        "seed": seed,
-        "top1": top1,
-        "top1_by_epoch": [top1 / 2, top1],
-        "seconds": 10.0 * (seed + 1),
-        "images_per_second": 7.0,
-        "parameters": 1234,
-        "model_name": "resnet20_mixer_small",
-        "data": f"/data/of/someone/images, 5 of 25 images held out with seed {seed}",
-        "training_images": 20,
-        "validation_images": 5,
-        "epochs": 2,
-        "commit": "abc",
-        "versions": {"torch": "2"},
-        "hardware": {"processor": "p", "gpu": None},
-    }
+    return RunResult(
+        variant=variant,
+        seed=seed,
+        top1=top1,
+        top1_by_epoch=[top1 / 2, top1],
+        parameters=1234,
+        model_name="resnet20_mixer_small",
+        data="images, 5 of 25 images held out with the seed of the run",
+        training_images=20,
+        validation_images=5,
+        epochs=2,
+        commit="abc",
+        versions={"torch": "2"},
+        hardware={"processor": "p", "gpu": None},
+    )
 
 
 @pytest.fixture
@@ -46,34 +43,28 @@ def results():
 
 def test_unfinished_comparison_is_marked_and_variants_with_one_run_are_last(plan, results):
     summary = collect(plan, results[:3])
-    assert not summary["finished"]
+    assert not summary.finished
     assert "not finished" in markdown(summary)
-    rows = summary["studies"]["content_position"]["variants"]
-    assert [row["seeds"] for row in rows] == [2, 1]
-    assert rows[0]["mean_top1"] < rows[1]["mean_top1"]
-    assert rows[1]["std_top1"] is None
+    rows = study_rows("content_position", summary)
+    assert [len(row.top1) for row in rows] == [2, 1]
+    assert rows[0].mean < rows[1].mean
 
 
 def write(summary, path):
-    path.write_text(json.dumps(summary), encoding="utf-8")
+    path.write_text(json.dumps(asdict(summary)), encoding="utf-8")
     return path
 
 
 def test_merged_results_of_two_seeds_are_those_of_one_comparison(plan, results, tmp_path):
-    results[2] |= {"hardware": {"processor": "q", "gpu": None}}
+    results[2] = replace(results[2], hardware={"processor": "q", "gpu": None})
     parts = [
-        write(collect(replace(plan, seeds=(seed,)), [r for r in results if r["seed"] == seed]), tmp_path / str(seed))
+        write(collect(replace(plan, seeds=(seed,)), [r for r in results if r.seed == seed]), tmp_path / str(seed))
         for seed in plan.seeds
     ]
-    merged, whole = read_comparison(*parts), json.loads(json.dumps(collect(plan, results)))
-    assert merged["finished"]
-    assert {**merged, "runs": None, "machines": None} == {**whole, "runs": None, "machines": None}
-    assert len(merged["machines"]) == 2
-    by_key = {(run["variant"], run["seed"]): run for run in merged["runs"]}
-    for run in whole["runs"]:
-        expected = run | {"machine": whole["machines"][run["machine"]]}
-        actual = by_key[run["variant"], run["seed"]]
-        assert actual | {"machine": merged["machines"][actual["machine"]]} == expected
+    merged, whole = read_comparison(*parts), read_comparison(write(collect(plan, results), tmp_path / "whole"))
+    assert replace(merged, runs=whole.runs) == whole
+    assert sorted(merged.rows, key=str) == sorted(whole.rows, key=str)
+    assert "trained on p (seeds 3, 5) and q (seed 5)" in markdown(merged)
 
 
 def test_rejects_merging_different_setups_or_the_same_runs(plan, results, tmp_path):
@@ -89,7 +80,8 @@ def test_rejects_merging_different_setups_or_the_same_runs(plan, results, tmp_pa
         summary,
         collect(other, results),
     )
-    check("must have the same epochs, got 2 and 3", summary, summary | {"epochs": 3})
+    longer = replace(summary, runs=[replace(run, epochs=3) for run in summary.runs])
+    check("must have the same epochs, got 2 and 3", summary, longer)
 
 
 @pytest.mark.figures

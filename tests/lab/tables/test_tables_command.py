@@ -110,11 +110,11 @@ def test_values_are_rounded_to_the_papers_digits():
     assert PaperNumber("3", "r", "params", 15, "M", 0.1).text() == "15.0"
 
 
-def test_57_of_69_countable_numbers_match(comparisons):
+def test_56_of_69_countable_numbers_match(comparisons):
     countable = [c for c in comparisons if c.countable]
     assert len(countable) == 69
-    assert sum(c.verdict == MATCH for c in countable) == 57
-    assert summary(comparisons).startswith("57 of 69 countable numbers match; 12 not reproducible (see notes)")
+    assert sum(c.verdict == MATCH for c in countable) == 56
+    assert summary(comparisons).startswith("56 of 69 countable numbers match; 13 not reproducible (see notes)")
 
 
 def test_all_numbers_listed_as_unreproducible_mismatch(comparisons):

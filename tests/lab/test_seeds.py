@@ -3,7 +3,7 @@ import math
 import pytest
 from scipy.stats import ttest_1samp
 
-from lambdanets_lab.paired import confidence_interval, format_difference, paired_differences
+from lambdanets_lab.seeds import confidence_interval, format_difference, paired_differences
 
 
 def test_confidence_interval_is_that_of_scipy():

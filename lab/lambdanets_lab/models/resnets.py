@@ -1,16 +1,23 @@
-"""ResNets with a mixer of `lambdanets_lab.mixers` in place of 3x3 convolutions (Tables 3 and 4 of the paper)."""
+"""ResNets with a mixer in place of 3x3 convolutions (Tables 3 and 4 of the paper), and baselines of LambdaResNets.
+
+The baselines are ResNet-RS without squeeze-and-excitation (Tables 6, 13 and 14). timm has the versions with it,
+resnetrs50 to resnetrs420.
+"""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, get_pretrained_cfg, register_model
 from timm.models.resnet import ResNet
 from torch import nn
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.models.lambda_resnet import (
     LAMBDA_RESNET_ARGUMENTS,
+    LAMBDA_RESNET_BLOCKS,
     RESNET_50,
+    RESNET_RS,
     SMALL_BLOCKS,
     SMALL_CFG,
     SMALL_RESNET_20,
@@ -67,15 +74,22 @@ class MixerResNet(ResNetBase):
             self.replace(mixer_blocks, make_layer)
 
 
+DEFAULT_MIXER = "lambda"
+DEPTHS = (50, 101, 152, 200, 270, 350, 420)
+_PREPROCESSING_FIELDS = ("input_size", "pool_size", "crop_pct", "test_input_size", "interpolation")
+
 default_cfgs = generate_default_cfgs(
     {
         "resnet50_mixer.untrained": default_cfg(first_conv="conv1"),
         "resnet20_mixer_small.untrained": default_cfg(**SMALL_CFG),
     }
+    | {
+        f"resnetrs{depth}_plain.untrained": default_cfg(
+            **{name: getattr(get_pretrained_cfg(f"resnetrs{depth}"), name) for name in _PREPROCESSING_FIELDS}
+        )
+        for depth in DEPTHS
+    }
 )
-
-
-DEFAULT_MIXER = "lambda"
 
 
 @register_model
@@ -122,3 +136,19 @@ def _build(
     options = {option: overrides.pop(option) for option in option_names(mixer) if option in overrides}
     arguments = arguments | {"mixer": mixer, "mixer_blocks": blocks, "mixer_options": options} | overrides
     return build_model_with_cfg(MixerResNet, name, pretrained, **arguments)
+
+
+def _register_plain(depth: int) -> Callable[..., nn.Module]:
+    name = f"resnetrs{depth}_plain"
+
+    def create(pretrained: bool = False, **overrides: Any) -> nn.Module:
+        arguments = RESNET_RS | {"layers": LAMBDA_RESNET_BLOCKS[depth][0]}
+        return build_model_with_cfg(ResNet, name, pretrained, **arguments | overrides)
+
+    create.__name__ = create.__qualname__ = name
+    create.__doc__ = f"ResNet-RS-{depth} without squeeze-and-excitation; overrides are arguments of timm's ResNet."
+    return register_model(create)
+
+
+for _depth in DEPTHS:
+    _register_plain(_depth)
