@@ -91,15 +91,6 @@ def test_shared_embeddings_are_one_table_per_resolution():
     assert model.layer2[1].conv2.embedding is not model.layer2[0].conv2.embedding
 
 
-def test_shared_embeddings_survive_saving_and_loading(tmp_path):
-    arguments = {"share_embeddings": True, "lambda_blocks": ((), (), (1, 2), (1,)), "num_classes": 5}
-    model = create_model("lambda_resnet20_small", **arguments).eval()
-    torch.save({"state_dict": model.state_dict()}, tmp_path / "weights.pt")
-    loaded = create_model("lambda_resnet20_small", tmp_path / "weights.pt", **arguments).eval()
-    x = torch.randn(1, 3, 32, 32)
-    assert torch.equal(loaded(x), model(x))
-
-
 @pytest.mark.parametrize(
     ("options", "attribute"),
     [

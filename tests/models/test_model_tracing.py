@@ -3,12 +3,10 @@
 import pytest
 import timm
 import torch
-import torchvision
 from torch import fx
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 from all_pairs import in_turn
-from lambdanets import LambdaLayer2d, replace_convolutions
 from lambdanets.layers.module import Layer
 
 # PyTorch warns at every call that tracing and scripting are deprecated.
@@ -67,26 +65,9 @@ def test_torchvision_extracts_the_output_of_each_layer(name):
     assert all(torch.equal(extracted[key], captured[key]) for key in layers)
 
 
-@pytest.mark.parametrize("library", [timm, torchvision.models], ids=["timm", "torchvision"])
-def test_feature_extraction_works_after_surgery(library):
-    model = library.resnet18() if library is torchvision.models else timm.create_model("resnet18")
-    make_layer = lambda conv: LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0], scope=3)  # noqa: E731
-    replace_convolutions(model, make_layer, "layer4.*.conv2")
-    model.eval()
-    x = torch.randn(1, 3, 32, 32)
-    assert create_feature_extractor(model, ["layer4.1.conv2"])(x)["layer4.1.conv2"].shape == (1, 512, 1, 1)
-
-
 def test_timm_extracts_features_by_fx_with_layers_as_leaves():
     model, x = create_model_and_images("lambda_resnet20_small", features_only=True, feature_cls="fx")
     torch.manual_seed(0)
     reference = timm.create_model("lambda_resnet20_small", num_classes=5, features_only=True).double()
     for actual, expected in zip(model.eval()(x), reference.eval()(x), strict=True):
         assert torch.equal(actual, expected)
-
-
-@parametrize_models_in_turn
-def test_traced_model_has_the_same_outputs_and_gradients(name, training):
-    model, x = create_model_and_images(name)
-    traced = torch.jit.trace(model.train(training), x, check_trace=False)
-    assert_same(model, traced, x)
