@@ -10,7 +10,6 @@ from commands import fail, succeed
 from lambdanets.cli import main
 from lambdanets.cli.train import parse_train_command
 from lambdanets.inference import loading
-from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import distributed
 
 
@@ -87,19 +86,16 @@ def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--epochs", DIGITS.epochs], ", since --resume uses the run's own recipe; remove"),
-        (["--run", "other"], "remove the recipe and --run"),
+        ("--resume RUN --epochs 60 --dropout 0.7", "epochs must be 3, got 60, and dropout must be 0.1, got 0.7, since"),
+        ("--resume RUN --run other", "remove the recipe and --run"),
+        ("digits --resume RUN", "remove the recipe"),
+        ("--resume FOLDER --epochs 3", "must be a run folder"),
+        ("scattered_digits --run RUN", "task must be classification, got detection, since"),
     ],
 )
-def test_resume_rejects_options_that_differ_from_the_run(arguments, message, quick_run, capsys):
-    assert message in fail(capsys, "train", "--resume", quick_run, *arguments)
-
-
-def test_resume_rejects_recipes_and_folders_that_are_not_runs(quick_run, two_classes, capsys):
-    assert "remove the recipe" in fail(capsys, "train", "digits", "--resume", quick_run)
-    assert "must be a run folder" in fail(capsys, "train", "--resume", two_classes, "--epochs", "3")
-    command = ["train", "scattered_digits", "--run", quick_run]
-    assert "task must be classification, got detection, since" in fail(capsys, *command)
+def test_rejects_resuming_with_other_options_and_folders(arguments, message, quick_run, two_classes, capsys):
+    arguments = arguments.replace("RUN", str(quick_run)).replace("FOLDER", str(two_classes))
+    assert message in fail(capsys, "train", *arguments.split())
 
 
 @pytest.mark.parametrize("recipe", ["scattered_digits", "digit_masks"])

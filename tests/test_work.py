@@ -239,9 +239,3 @@ def test_second_ctrl_c_ends_a_command_at_once(tmp_path):
     (tmp_path / "file").write_bytes(b"old")
     assert run_forked(command, tmp_path) == (130, "")
     assert (tmp_path / "file").read_bytes() == b"old"
-
-
-def test_signal_handlers_are_restored():
-    handlers_before = [signal.getsignal(signum) for signum in signals.SIGNALS]
-    assert cli.main(["--version"]) == 0
-    assert [signal.getsignal(signum) for signum in signals.SIGNALS] == handlers_before
