@@ -87,31 +87,6 @@ def test_learning_rates_are_compared_on_held_out_images(commands, tmp_path, monk
     assert all(run["held_out_top1_by_epoch"][0] == 0.5 for run in runs)
 
 
-@pytest.mark.figures
-def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(commands, tmp_path, monkeypatch):
-    script = load_script("experiments/questions.py")
-    page = tmp_path / "results.md"
-    write_empty_page(page, "questions")
-    for name in ("LEARNING_RATES", "OUT", "STEPS"):
-        monkeypatch.setattr(script, name, tmp_path / f"{name}.json")
-    monkeypatch.setattr(script, "BATCH", (2, 3, 8, 8))
-    monkeypatch.setattr(
-        script, "time_in_turn", lambda runs, **_: {name: run() or {"median": 1.0} for name, run in runs.items()}
-    )
-    options = [tmp_path / "data", "--work", tmp_path / "runs", "--page", page]
-    for step in (["--steps", "--page", page], [*options, "--tune"], options):
-        call_main(script, monkeypatch, *step)
-    assert (tmp_path / "results/questions.png").stat().st_size > 10_000
-    runs = json.loads((tmp_path / "OUT.json").read_text(encoding="utf-8"))["runs"]
-    assert len(runs) == 40
-    assert {run["learning_rate"] for run in runs} == {0.8}
-    rows = [line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines() if "more a" in line]
-    assert [row[-1] for row in rows] == ["yes", "undecided", "undecided", "undecided"]
-    assert rows[0][3] == "+3.50"
-    narrow, wide = ([float(bound) for bound in rows[0][column].split(" to ")] for column in (4, 5))
-    assert wide[0] < narrow[0] < 3.5 < narrow[1] < wide[1]
-
-
 def test_holm_corrects_the_smallest_p_value_most():
     holm = load_script("experiments/questions.py").holm
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
