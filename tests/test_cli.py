@@ -1,7 +1,6 @@
 """The command line: output, exit codes, and no traceback for any user error."""
 
 import json
-import os
 import shlex
 
 import pytest
@@ -108,12 +107,6 @@ def test_quicktest_prints_the_scores_and_the_same_when_resumed(recipe, tmp_path,
     for command in (["--resume", tmp_path / "run"], [recipe, "--quicktest", "--run", tmp_path / "run"]):
         succeed("train", *command)
         assert capsys.readouterr().out.splitlines()[-len(summary) :] == summary
-
-
-def test_resuming_a_finished_run_prints_its_result(quick_run, capsys):
-    same = ["--batch-size", "6", "--workers", "0", "--data", os.path.relpath(quick_run.parent / "images")]
-    assert main(["train", "--resume", str(quick_run), *same]) == 0
-    assert capsys.readouterr().out.strip().splitlines()[-1].startswith("top-1 ")
 
 
 @pytest.mark.parametrize(("model", "kept"), [("resnet50_lambda.untrained", {"pattern": "CCLL"}), ("resnet50", {})])

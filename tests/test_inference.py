@@ -13,8 +13,6 @@ from PIL import Image
 from torch import nn
 
 import lambdanets as ln
-from lambdanets.cli import main
-from lambdanets.errors import InputError
 from test_threads import make_classifier, make_detector, make_segmenter, result
 from training.runs import quick_recipe
 from training.teachers import write_teacher
@@ -251,7 +249,7 @@ def test_a_training_set_is_evaluated_on_the_held_out_images_by_any_spelling_of_i
         assert len(ln.evaluate(quick_run, path, device="cpu").labels) == 4
 
 
-def test_evaluation_rejects_unlabeled_shards(classifier, two_classes, tmp_path):
-    assert main(["shard", str(two_classes), str(tmp_path / "shards"), "--unlabeled"]) == 0
-    with pytest.raises(InputError, match="must have labels, got none"):
-        ln.evaluate(classifier, tmp_path / "shards")
+def test_evaluation_does_not_depend_on_the_batch_size(classifier, two_classes):
+    whole, divided = (ln.evaluate(classifier, two_classes, batch_size=size, device="cpu") for size in (20, 3))
+    assert whole.predicted.tolist() == divided.predicted.tolist()
+    np.testing.assert_allclose(whole.confidence, divided.confidence, rtol=1e-4)

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import json
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -108,12 +107,6 @@ def test_public_names_are_frozen():
     assert lambdanets.__all__ == expected.split()
     assert set(lambdanets.__all__) <= set(dir(lambdanets))
     assert lambdanets.LambdaLayer2d is importlib.import_module("lambdanets.layers").LambdaLayer2d
-
-
-def test_a_layer_and_an_operation_can_be_pickled():
-    layer = pickle.loads(pickle.dumps(lambdanets.LambdaLayer2d(8, scope=3, heads=2)))
-    assert isinstance(layer, lambdanets.LambdaLayer2d)
-    assert pickle.loads(pickle.dumps(lambdanets.lambda_interaction)) is lambdanets.lambda_interaction
 
 
 def test_type_checkers_see_every_public_name():

@@ -12,7 +12,7 @@ from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.image_search import list_images
 from lambdanets.data.labeled_images import ImageFiles
-from lambdanets.data.shards import UNLABELED, ShardedImages, open_shards
+from lambdanets.data.shards import ShardedImages, open_shards
 from lambdanets.errors import InputError
 from lambdanets_lab import shards as module
 from lambdanets_lab.shard_checks import index_shards, verify_shards
@@ -54,13 +54,6 @@ def test_images_in_memory_are_written_as_png_in_similar_shards(tmp_path):
         assert train.load(index)[0].tobytes() == image.tobytes()
         assert train.load(index)[1] == label
         assert train.file(index)[1] == ".png"
-
-
-def test_a_list_of_images_is_written_without_classes(two_classes, tmp_path):
-    write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=7)
-    splits, classes = open_shards(str(tmp_path / "out"))
-    assert (list(splits), classes) == (["train"], ())
-    assert splits["train"].labels.tolist() == [splits["train"].load(0)[1]] * 20 == [UNLABELED] * 20
 
 
 def test_written_bytes_do_not_depend_on_the_number_of_threads(two_classes, tmp_path):

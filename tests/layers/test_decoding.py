@@ -87,14 +87,6 @@ def test_decoding_equals_a_full_forward_pass(layer_class, options, grid):
     torch.testing.assert_close(decode(layer, x), full_forward(layer, x).flatten(2), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_low_precision_decoding_equals_a_full_forward_pass(dtype):
-    layer = make_layer(LambdaLayer1d, {}, dtype)
-    x = torch.randn(2, 8, 30, generator=torch.Generator().manual_seed(0)).to(dtype)
-    tolerance = 40 * torch.finfo(dtype).eps
-    torch.testing.assert_close(decode(layer, x), layer(x), rtol=tolerance, atol=10 * tolerance)
-
-
 def test_decoding_state_is_bounded_by_the_scope():
     layer = make_layer(LambdaLayer1d, {"scope": 7})
     state = start_decoding(layer, 1)

@@ -6,7 +6,7 @@ from torch import fx, nn
 
 from all_pairs import in_turn
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d
-from lambdanets.layers import DenseEmbedding, EdgeEmbedding
+from lambdanets.layers import DenseEmbedding
 from lambdanets_lab.mixers import LocalAttention
 
 # PyTorch warns at every call that tracing and scripting are deprecated.
@@ -111,30 +111,3 @@ def test_torch_fx_sees_a_layer_as_one_node(layer, options, shape):
     output, actual_gradients = output_and_gradients(graph, x, parameters)
     assert torch.equal(output, expected)
     assert all(torch.equal(*pair) for pair in zip(actual_gradients, expected_gradients, strict=True))
-
-
-class NetworkWithInputs(nn.Module):
-    """A network that passes a mask, a context and edges to its layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.maps = LambdaLayer2d(8, scope=3)
-        self.tokens = LambdaLayer(8)
-        self.edges = EdgeEmbedding(2, 16)
-
-    def forward(self, x, mask, nodes, edges, types):
-        y = self.tokens(nodes, nodes, embeddings=self.edges(edges, types, (2, 3, 3)))
-        return self.maps(x, mask).mean() + y.mean()
-
-
-def test_torch_fx_passes_masks_contexts_and_edges_to_layers():
-    network = NetworkWithInputs().eval()
-    mask = torch.ones(2, 6, 5, dtype=torch.bool)
-    mask[:, :, 3:] = False
-    inputs = (torch.randn(MAPS), mask, torch.randn(2, 3, 8), torch.tensor([[0], [1], [2]]), torch.tensor([1]))
-    assert torch.equal(fx.symbolic_trace(network)(*inputs), network(*inputs))
-
-
-def test_torch_fx_rejects_a_single_layer_as_the_root():
-    with pytest.raises(NotImplementedError, match=r"LambdaLayer2d is a single node to torch\.fx: trace the"):
-        fx.symbolic_trace(LambdaLayer2d(8))

@@ -116,21 +116,6 @@ def test_vmap_gives_per_sample_gradients(algorithm):
         torch.testing.assert_close(gradient, torch.stack(per_example), rtol=1e-12, atol=1e-12)
 
 
-@algorithms
-def test_negated_views_of_complex_tensors_keep_their_sign(algorithm):
-    def negated(x):
-        return torch.complex(x, x).conj().imag
-
-    results = []
-    for convert in (lambda x: x, torch.Tensor.resolve_neg):
-        factors = [convert(negated(x)).requires_grad_() for x in make_factors((14, 9), (5, 7))]
-        output = make_function((14, 9), algorithm=algorithm)(*factors)
-        grad_output = convert(negated(output.detach()))
-        results.append([output, *torch.autograd.grad(output, factors, grad_output)])
-        assert factors[0].is_neg() == grad_output.is_neg() == (len(results) == 1)
-    torch.testing.assert_close(*results)
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     grid=st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple),

@@ -22,10 +22,15 @@ from lambdanets.training.module import TrainingModule
 SEED = int(os.environ.get("TRAINING_SEED", "0"))  # seed of all recipes in tests; the tests must pass with any seed
 
 
+# Options of lambda_resnet20_small with one block in each stage, and lambda layers in c4 and c5.
+SHALLOW = {"layers": [1, 1, 1, 1], "lambda_blocks": [[], [], [1], [1]]}
+
+
 def quick_recipe(images):
-    """A recipe that trains in about a second: 3 epochs of 3 steps, with all random augmentations."""
+    """A recipe that trains in about half a second: 3 epochs of 3 steps, with all random augmentations."""
     return replace(
         DIGITS,
+        model_options=SHALLOW,
         data=str(images),
         channels=3,
         image_size=8,

@@ -19,7 +19,7 @@ from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe, write_recipe
 from lambdanets.work import LOCK, InUseError
 from noise_images import write_two_classes
-from training.runs import assert_same_result, at_step, interrupted_run, load_weights, quick_recipe
+from training.runs import assert_same_result, at_step, interrupted_run, quick_recipe
 
 
 def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
@@ -28,11 +28,6 @@ def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
         lambda result: result["top1"] == 1.0,
         lambda factor: run.start(replace(easy, epochs=8 * factor), tmp_path / str(factor)),
     )
-
-
-def test_another_seed_gives_other_weights(quick, quick_run, tmp_path):
-    run.start(replace(quick, seed=quick.seed + 1), tmp_path / "other")
-    assert not torch.equal(load_weights(quick_run)["fc.weight"], load_weights(tmp_path / "other")["fc.weight"])
 
 
 def test_run_interrupted_again_and_again_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch):
@@ -219,14 +214,6 @@ def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, dama
     run.resume(folder)
     assert_same_result(quick_run, folder)
     assert "renamed to last.damaged, resuming from before.ckpt" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]"])
-def test_rejects_a_damaged_result_json(quick, content, tmp_path):
-    write_recipe(run.resolve_recipe(quick), tmp_path / "recipe.json")
-    (tmp_path / "result.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"result\.json is damaged"):
-        run.resume(tmp_path)
 
 
 @pytest.mark.figures

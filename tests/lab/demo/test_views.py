@@ -2,7 +2,6 @@
 
 import base64
 import csv
-import dataclasses
 import io
 
 import numpy as np
@@ -76,10 +75,3 @@ def test_maps_have_the_numbers_of_explain(digits, prediction):
     assert texts["largest-content"] == f"{attention.content[1].abs().max():.2g}"
     assert texts["largest-position"] == f"{attention.position[1].abs().max():.2g}"
     assert texts["position"] == f"{round(100 * float(explanation.position_share(layer)[attention.at]))}%"
-
-
-def test_model_without_lambda_layers_has_no_maps(digits):
-    network = ln.create_model("resnet20_mixer_small", num_classes=10, in_chans=1, mixer="convolution").eval()
-    prediction = predict_image(dataclasses.replace(digits, model=network), Image.new("L", (8, 8)), "black")
-    assert len(prediction.summary["bars"]) == 5
-    assert prediction.summary["layers"] == []

@@ -186,14 +186,6 @@ def test_command_writes_figures_and_numbers(quick_run, image, tmp_path, capsys):
     assert all(name in output for name in (*explanation.layers, "position share", *FILES))
 
 
-def test_command_explains_detectors(image, tmp_path, capsys):
-    write_constructed_detector(tmp_path)
-    out = tmp_path / "out"
-    assert main(["explain", str(tmp_path / "initial.safetensors"), str(image), "--out", str(out)]) == 0
-    assert "pixel 15, 25" in capsys.readouterr().out
-    assert np.load(out / "explanation.npz")["gradient"].shape == (30, 50)
-
-
 def test_invalid_options_are_errors_without_a_folder(quick_run, image, tmp_path, capsys):
     assert main(["explain", str(quick_run), str(image), "--out", str(tmp_path / "out"), "--at", "0", "0"]) == 2
     error = capsys.readouterr().err

@@ -3,15 +3,13 @@
 import contextlib
 import os
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.pseudo.label_tables import CONFIDENCES, Label, expected_copies, make_labels, read_copies, write_labels
 from lambdanets.errors import InputError
-from lambdanets_lab.pseudo import tables
-from lambdanets_lab.pseudo.tables import read_table, select, write_table
+from lambdanets_lab.pseudo.tables import read_table, select
 
 
 @settings(max_examples=15, deadline=None)
@@ -42,15 +40,6 @@ def test_selection_of_make_labels_equals_the_reference(tmp_path_factory, rows, c
     selection = select(folder / "in", folder / "out", confidence=confidence, per_class=per_class, seed=seed)
     assert read_copies(folder / "out") == expected
     assert (selection.rows, selection.kept, selection.images) == (len(rows), len(expected), sum(expected.values()))
-
-
-def test_error_for_too_little_memory_to_sort_says_what_to_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "MEMORY_LIMIT", "1MB")
-    monkeypatch.setattr(tables, "THREADS", 2)
-    write_labels(tmp_path / "in", [make_labels(20_000)])
-    with pytest.raises(InputError, match=r"DuckDB cannot sort the rows; free memory or disk space: .*"):
-        select(tmp_path / "in", tmp_path / "out", per_class=100)
-    assert not (tmp_path / "out").exists()
 
 
 def test_interrupted_selection_resumes_byte_identically(tmp_path, monkeypatch):
@@ -88,16 +77,6 @@ def test_damaged_labels_are_named_and_leave_no_folder(tmp_path):
     with pytest.raises(InputError, match=r"train-00001.parquet is damaged"):
         select(tmp_path / "in", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_table_round_trip_keeps_rows(tmp_path):
-    classes, probabilities = np.array([[3, 0], [1, 2]]), np.array([[0.75, 0.25], [0.5, 0.125]])
-    write_table(tmp_path / "t.parquet", ["a", "b\udcff"], np.array([0, 2]), classes, probabilities)
-    first, second = read_table(tmp_path / "t.parquet").to_pylist()
-    assert first == {
-        "key": "a", "position": 0, "class": 3, "confidence": 0.75, "classes": [3, 0], "probabilities": [0.75, 0.25],
-    }  # fmt: skip
-    assert (second["key"], second["position"], second["class"]) == ("b\\udcff", 2, 1)
 
 
 def test_a_changed_byte_in_any_row_is_detected(tmp_path):
