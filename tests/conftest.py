@@ -34,30 +34,18 @@ EXPENSIVE_FIXTURES = {
     **dict.fromkeys(("trained_detector", "trained_segmenter", "quick_run"), "runs"),
     **{name: name for name in ("exported_detector", "interpreted", "uninterrupted", "outputs")},
 }
-# Tests with these fixtures run first, then the tests of these files: a worker that started them last would run alone.
-SLOW_FILES = (
-    *("test_export.py", "test_exported_layers.py", "test_int8.py"),
-    *("test_compiled_operations.py", "test_compiled_layers.py", "test_adopted_networks.py"),
-    "test_recipes.py",
-)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    items.sort(key=_sort_key)  # stable, and the same in all workers, as pytest-xdist requires
     for item in items:
         for group in {EXPENSIVE_FIXTURES[name] for name in EXPENSIVE_FIXTURES if name in item.fixturenames}:
             item.add_marker(pytest.mark.xdist_group(group))
         if item.get_closest_marker("forks"):
             item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="needs fork, as on Linux"))
             item.add_marker(pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA does not work after a fork"))
-
-
-def _sort_key(item: pytest.Function) -> int:
-    """Return the sort key of a test; tests with the lowest keys run first."""
-    fixtures = [index for index, name in enumerate(EXPENSIVE_FIXTURES) if name in item.fixturenames]
-    files = [len(EXPENSIVE_FIXTURES) + index for index, name in enumerate(SLOW_FILES) if name == item.path.name]
-    return min([*fixtures, *files, len(EXPENSIVE_FIXTURES) + len(SLOW_FILES)])
+    # Groups first, then slow tests: a worker that started them last would run alone. All workers have the same order.
+    items.sort(key=lambda item: [bool(item.get_closest_marker(name)) for name in ("xdist_group", "slow")], reverse=True)
 
 
 @pytest.hookimpl(trylast=True)

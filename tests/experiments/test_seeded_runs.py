@@ -78,15 +78,6 @@ def test_networks_are_trained_with_each_seed_once(name, data, options, num_runs,
     assert "\n| " in page.read_text(encoding="utf-8")
 
 
-def test_learning_rates_are_compared_on_held_out_images(commands, tmp_path, monkeypatch):
-    script, out = load_script("experiments/photographs.py"), tmp_path / "rates.json"
-    call_main(script, monkeypatch, tmp_path, "--work", tmp_path / "runs", "--out", out, "--tune", 0.2, 0.1)
-    assert all(command["--hold-out"] == "0.2" for command in commands)
-    runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
-    assert [(run["learning_rate"], run["held_out_top1"]) for run in runs] == [(0.1, 0.1), (0.2, 0.2)]
-    assert all(run["held_out_top1_by_epoch"][0] == 0.5 for run in runs)
-
-
 def test_holm_corrects_the_smallest_p_value_most():
     holm = load_script("experiments/questions.py").holm
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])

@@ -64,21 +64,6 @@ def test_runs_with_different_seeds_are_one_row_of_mean_and_std(make_run):
     assert caption.endswith("Mean ± std over seeds.")
 
 
-def test_runs_are_told_apart_by_the_content_of_their_data(make_run):
-    validation = {"validation_data": file_hash("val.json", "b")}
-    runs = [
-        make_run(name, BOXES, MASKS, seed=seed, training_data=file_hash(f"{name}/train.json", content), **validation)
-        for seed, (name, content) in enumerate({"a": "a", "moved": "a", "b": "c"}.items())
-    ]
-    *lines, _, caption = report(runs, "markdown").splitlines()[2:]
-    assert [line.split(" | ")[0] for line in lines] == [
-        "| resnet50 training_data=train.json (aaaaaaaa)",
-        "| resnet50 training_data=train.json (cccccccc)",
-    ]
-    assert lines[0].startswith("| resnet50 training_data=train.json (aaaaaaaa) | 44.1 | 2 |")
-    assert caption.startswith("Average precision in percent on nuclei, 98 images.")
-
-
 def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
     valid = make_run("valid", BOXES, MASKS)
     (tmp_path / "empty").mkdir()

@@ -276,9 +276,7 @@ def replace_table(layer, shape):
 
 REPLACED = {
     "table of another depth": lambda layer: replace_table(layer, (7, 7, 8)),
-    "table with a new axis": lambda layer: replace_table(layer, (7, 7, 16, 2)),
     "table of a sequence": lambda layer: setattr(layer, "embedding", RelativeEmbedding((5,), 16)),
-    "even table": lambda layer: replace_table(layer, (6, 6, 16)),
     "table on another device": lambda layer: layer.embedding.to_empty(device="meta"),
     "pruned keys": lambda layer: setattr(layer, "key_projection", nn.Conv2d(16, 4, 1, bias=False)),
 }
@@ -310,16 +308,13 @@ OTHER = RelativeEmbedding((5, 5), 16)
 INVALID_ARGUMENTS = [
     ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
     ({"scope": 4}, r"scope must be a tuple of .* odd and positive sides, got \(4, 4\)"),
-    ({"scope": (5,)}, r"scope or grid must have 2 side\(s\), got \(5,\)"),
     ({"scope": None}, "grid must be a tuple of sides if scope is None, else None, got None"),
     ({"grid": (7, 7)}, r"grid must be a tuple of sides if scope is None, else None, got \(7, 7\) and scope=5"),
     ({"content": False, "position": False}, "content and position must not both be False"),
-    ({"stride": (2, 2)}, r"stride must be an integer.*got \(2, 2\)"),
     ({"stride": 2, "causal": True}, "stride must be 1 and pool None if causal is True.*got stride=2"),
     ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
     ({"embedding": OTHER, "position": False}, "embedding must be None when position is False"),
     ({"embedding": DenseEmbedding(9, 9, 16, heads=4)}, "embedding must have the .query_depth"),
-    ({"embedding": [OTHER, DenseEmbedding(9, 9, 16)]}, "embedding must be a module or several RelativeEmbeddings"),
     ({"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"),
     ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
     ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),

@@ -253,13 +253,11 @@ INVALID_ARGUMENTS = [
     ({"queries": ZEROS(2, N, K)}, r"queries must be \(b, h, n, k\)"),
     ({"keys": ZEROS(2, M, 9)}, rf"keys must be \(b, m, k\) = \(2, {M}, {K}\)"),
     ({"keys": None, "embeddings": None}, "keys and embeddings must not both be None"),
-    ({"values": ZEROS(2, M)}, r"values must be \(b, m, v\)"),
     ({"values": ZEROS(1, M, V)}, "values must have batch size 2, like queries"),
     ({"values": ZEROS(2, 2, M, V), "multi_head": True}, r"keys must be \(b, h, m, k\) = \(2, 2, 7, 4\)"),
     ({"embeddings": ZEROS(M, N, K)}, rf"embeddings must be \(n, m, k\) = \({N}, {M}, {K}\)"),
     ({"mask": ONES(N, M)}, "mask must be bool.*got torch.float32"),
     ({"mask": ONES(M, N).bool()}, r"mask must be bool, \(n, m\) = \(5, 7\)"),
-    ({"mask": ONES(2, M).bool()}, r"mask must be.*got .*\(2, 7\)"),
     ({"causal": True}, "context must have 5 positions, like queries, if causal is True; got 7"),
 ]
 
@@ -274,8 +272,6 @@ def test_rejects_invalid_arguments(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"keys": ZEROS(2, M)}, "keys and values must be"),
-        ({"values": ZEROS(2, M, V, 1)}, "keys and values must be"),
         ({"values": ZEROS(2, M + 1, V)}, "keys and values must be"),
         ({"keys": ZEROS(2, M, K, 2), "values": ZEROS(2, M, V, 3)}, "values must have u = 2, like keys"),
         ({"normalize_keys": "max"}, "normalize_keys must be.*got 'max'"),

@@ -126,16 +126,6 @@ def test_softmax_performer_converges_to_softmax_attention():
     assert errors[2] < 0.05
 
 
-def test_softmax_features_do_not_overflow():
-    queries, keys, values = (100 * random_heads(1, 2, 30, 8)).float()
-    layer = SoftmaxPerformer(16, heads=2)
-    inputs = [x.requires_grad_() for x in (queries, keys, values)]
-    output = layer.attend(*inputs)
-    output.sum().backward()
-    assert output.isfinite().all()
-    assert all(x.grad.isfinite().all() for x in inputs)
-
-
 def test_random_features_are_orthogonal_with_gaussian_norms():
     torch.manual_seed(0)
     rows = orthogonal_rows(2 * 32 + 5, 32)

@@ -1,6 +1,5 @@
 """Detection runs from end to end. Behavior that all tasks share is tested in training/test_run.py."""
 
-import csv
 import json
 import shutil
 from dataclasses import replace
@@ -11,18 +10,13 @@ from lambdanets.errors import InputError
 from lambdanets.training import run
 from lambdanets_lab.detection_report import report
 from training.detection.tiny_detection import edit_annotations, remove_annotations, tiny_recipe
-from training.runs import interrupted_run, load_weights
+from training.runs import interrupted_run, load_weights, read_metrics
 
 
 @pytest.fixture
 def tiny(tmp_path):
     """A recipe of a tiny detector, with its own images, which the test may change."""
     return tiny_recipe(tmp_path / "digits")
-
-
-def read_metrics(folder, split):
-    with (folder / "metrics.csv").open() as file:
-        return [row for row in csv.DictReader(file) if row["split"] == split]
 
 
 def assert_finite(folder):
