@@ -34,7 +34,7 @@ def test_native_is_chosen_on_cpus():
 @pytest.mark.usefixtures("without_native")
 def test_row_transform_is_chosen_only_for_large_windows_without_native():
     for grid, sides in (((7, 7), (3, 3)), ((56, 56), (3, 3)), ((14, 14), (23, 23))):
-        assert plan_for(grid, sides).algorithm == "query_order"
+        assert plan_for(grid, sides, v=64).algorithm == "query_order"
     for grid, sides in (((56, 56), (23, 23)), ((65536,), (131_071,)), ((8, 128, 128), (5, 23, 23))):
         plan = plan_for(grid, sides, b=1)
         assert plan.algorithm == "row_transform"
