@@ -60,13 +60,6 @@ def test_classifier_of_a_unet_can_be_replaced_and_removed():
     assert create_narrow("unet_small", num_classes=0)(x).shape == (1, 4, 10, 8)
 
 
-def test_weight_decay_excludes_the_tables_of_a_unet():
-    model = create_narrow("lambda_unet_small")
-    tables = {name for name, _ in model.named_parameters() if "table" in name}
-    assert model.no_weight_decay() == tables
-    assert len(tables) == 5
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -66,8 +66,6 @@ def test_command_reproduces_the_committed_page(tmp_path):
     ("arguments", "message"),
     [
         (["21"], "tables must be among 2, 3, 4"),
-        (["--check", "--measured", "x.json"], "--check prints only a summary"),
-        (["--measured", "nowhere.json"], "nowhere.json: No such file"),
         (["--out", "nowhere/tables.md"], "--out must be in an existing folder, got nowhere/tables.md"),
         (["--measured", "model.json"], "model.json must be results.json of lambdanets benchmark tables"),
         (

@@ -1,5 +1,4 @@
 import math
-import threading
 
 import pytest
 import torch
@@ -58,29 +57,6 @@ def test_the_oldest_prepared_tables_are_dropped_at_the_limit(monkeypatch):
     for other in [table + i for i in range(1, 12)]:
         position_interaction(queries, other, values, GRID, algorithm="query_order")
     assert prepared_tables.nbytes == 5 * size
-
-
-@algorithms
-def test_results_are_thread_safe(algorithm):
-    inputs = [make_inputs(GRID, SIDES, batch=batch, heads=heads) for batch, heads in ((2, 1), (3, 2), (1, 3), (2, 4))]
-    expected = [run(x, GRID, algorithm=algorithm) for x in inputs]
-    failures = []
-    start = threading.Barrier(len(inputs))
-
-    def run_repeatedly(i):
-        start.wait()
-        try:
-            for _ in range(8):
-                assert_all_close(run(inputs[i], GRID, algorithm=algorithm), expected[i], 0)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run_repeatedly, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
 
 
 @algorithms
