@@ -173,18 +173,3 @@ def test_adopts_on_the_meta_device():
     network = nn.Sequential(timm_layer(device="meta"))
     assert adopt(network) == {"0": "timm"}
     assert all(parameter.is_meta for parameter in network.parameters())
-
-
-SHARED = {
-    "weight": lambda network: setattr(network[1].qkv, "weight", network[0].qkv.weight),
-    "module": lambda network: setattr(network[1], "qkv", network[0].qkv),
-    "module of the network": lambda network: setattr(network, "1", network[0].qkv),
-}
-
-
-@pytest.mark.parametrize("name", SHARED)
-def test_refuses_parameters_shared_with_another_module(name):
-    network = nn.Sequential(timm_layer(), timm_layer())
-    SHARED[name](network)
-    with pytest.raises(ValueError, match=r"0, a layer of timm, cannot .*: its qkv.weight is also a parameter of ano"):
-        adopt(network)

@@ -10,6 +10,7 @@ from PIL import Image
 from safetensors import safe_open
 
 import lambdanets as ln
+from data.coco import coco_files
 from lambdanets.data.images import read_image
 from lambdanets.errors import InputError
 from lambdanets.models.weights import FOLDER, find_weights, packaged_models
@@ -92,12 +93,10 @@ def test_nuclei_are_evaluated_on_12_bit_files_as_they_are_predicted(tmp_path):
     Image.fromarray(np.asarray(image).astype(np.uint16) * 8).save(tmp_path / "a.png")
     detector = ln.load("nuclei", device="cpu")
     expected = detector.predict(tmp_path / "a.png")[0]
-    category = {"id": 1, "name": detector.categories[0].name}
-    box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 9, 9], "area": 81, "iscrowd": 0}
-    box["segmentation"] = [[1, 1, 10, 1, 10, 10, 1, 10]]
-    sizes = {"id": 1, "file_name": "a.png", "width": image.width, "height": image.height}
-    content = {"images": [sizes], "annotations": [box], "categories": [category]}
-    (tmp_path / "truth.json").write_text(json.dumps(content))
+    images = [coco_files.image(1, "a.png", image.height, image.width)]
+    truth = coco_files.content(coco_files.annotation(1, category_id=1), images=images)
+    truth["categories"] = [{"id": 1, "name": detector.categories[0].name}]
+    coco_files.write(tmp_path / "truth.json", truth)
     evaluation = ln.evaluate(detector, tmp_path / "truth.json", images=tmp_path)
     scores = sorted((result["score"] for result in evaluation.results), reverse=True)
     assert scores == pytest.approx(expected.scores.tolist(), abs=1e-4)
