@@ -26,11 +26,6 @@ def prediction(digits):
     return predict_image(digits, image, caption)
 
 
-@pytest.fixture(scope="module")
-def detector(trained_detector):
-    return ln.load(trained_detector / "run")
-
-
 def decode(url):
     return base64.b64decode(url.partition(",")[2])
 
@@ -42,7 +37,8 @@ def test_examples_of_digits_are_classified_as_by_predict(digits):
         assert summary["headline"].startswith(f"Class {caption.removeprefix('digit ')}, with probability ")
 
 
-def test_counted_objects_are_those_of_the_table_and_the_label_image(detector):
+def test_counted_objects_are_those_of_the_table_and_the_label_image():
+    detector = ln.load("nuclei")
     image, caption = example_images(detector)[0]
     summary = predict_image(detector, image, caption).summary
     expected = detector.predict(image)[0].above(MIN_SCORE)
