@@ -140,7 +140,7 @@ def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     assert "ONNX Runtime" in output
     assert "model.onnx: " in output
     assert b"site-packages" not in Path("model.onnx").read_bytes()  # no paths of this machine
-    assert file_names(tmp_path) == ["model.onnx", "lambda_resnet20_small"]
+    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
     assert main(command.split()) == 2
     assert main(["export", "unknown_model"]) == 2
     assert main(["export", "missing.safetensors", "--out", "other.onnx"]) == 2
@@ -153,7 +153,7 @@ def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     assert "missing/run" in errors[3]
     assert "--out must end in .onnx for --to onnx" in errors[4]
     assert "model.onnx exists" in errors[0]
-    assert file_names(tmp_path) == ["model.onnx", "lambda_resnet20_small"]
+    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
 
 
 def test_python_code_of_deploy_page_classifies_as_predict(shallow_run, tmp_path, monkeypatch, capsys):
