@@ -28,36 +28,24 @@ from noise_images import write_two_classes
 # Start autograd's engine here: if it first runs inside torch.compile, backward passes fail in processes forked later.
 torch.zeros(1, requires_grad=True).sum().backward()
 
-# Fixtures whose tests all run in the same worker of pytest-xdist, so that each is created once.
-EXPENSIVE_FIXTURES = (
-    *("exported_detector", "trained_detector", "trained_segmenter", "quick_run", "interpreted"),
-    *("uninterrupted", "outputs", "small_run", "early_stopped"),
-)
-# Tests with these fixtures run first, then the tests of these files: a worker that started them last would run alone.
-SLOW_FILES = (
-    *("test_export.py", "test_exported_layers.py", "test_int8.py"),
-    *("test_compiled_operations.py", "test_compiled_layers.py", "test_adopted_networks.py"),
-    "test_recipes.py",
-)
+# Fixtures, and the groups of their tests: those of a group run in the same worker of pytest-xdist, so that each fixture
+# is created once.
+EXPENSIVE_FIXTURES = {
+    **dict.fromkeys(("trained_detector", "trained_segmenter", "quick_run"), "runs"),
+    **{name: name for name in ("exported_detector", "interpreted", "uninterrupted", "outputs")},
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    items.sort(key=_sort_key)  # stable, and the same in all workers, as pytest-xdist requires
     for item in items:
-        for name in EXPENSIVE_FIXTURES:
-            if name in item.fixturenames:
-                item.add_marker(pytest.mark.xdist_group(name))
+        for group in {EXPENSIVE_FIXTURES[name] for name in EXPENSIVE_FIXTURES if name in item.fixturenames}:
+            item.add_marker(pytest.mark.xdist_group(group))
         if item.get_closest_marker("forks"):
             item.add_marker(pytest.mark.skipif(sys.platform != "linux", reason="needs fork, as on Linux"))
             item.add_marker(pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA does not work after a fork"))
-
-
-def _sort_key(item: pytest.Function) -> int:
-    """Return the sort key of a test; tests with the lowest keys run first."""
-    fixtures = [index for index, name in enumerate(EXPENSIVE_FIXTURES) if name in item.fixturenames]
-    files = [len(EXPENSIVE_FIXTURES) + index for index, name in enumerate(SLOW_FILES) if name == item.path.name]
-    return min([*fixtures, *files, len(EXPENSIVE_FIXTURES) + len(SLOW_FILES)])
+    # Groups first, then slow tests: a worker that started them last would run alone. All workers have the same order.
+    items.sort(key=lambda item: [bool(item.get_closest_marker(name)) for name in ("xdist_group", "slow")], reverse=True)
 
 
 @pytest.hookimpl(trylast=True)
@@ -106,6 +94,14 @@ def one_thread_before_a_fork(request: pytest.FixtureRequest) -> Iterator[None]:
 def two_classes(tmp_path: Path) -> Path:
     """A folder with two classes, dark and light, of 10 images each."""
     return write_two_classes(tmp_path / "images")
+
+
+@pytest.fixture
+def quick(two_classes: Path) -> Any:
+    """A recipe that trains in about half a second: 3 epochs of 3 steps, with all random augmentations."""
+    from training.runs import quick_recipe
+
+    return quick_recipe(two_classes)
 
 
 @pytest.fixture(scope="session")

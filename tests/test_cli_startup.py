@@ -1,8 +1,6 @@
 """Help and usage errors do not import PyTorch; the content of the help."""
 
 import json
-import os
-import shlex
 import subprocess
 import sys
 
@@ -62,28 +60,12 @@ def test_help_exits_with_0_and_usage_errors_with_2_in_one_line(results):
 
 
 def test_help_shows_recipes_arguments_groups_and_defaults(results):
-    output = results["train --help"][1]
-    for text in (
-        "usage: lambdanets train [RECIPE] ",
-        "  cifar10: ",
-        "  nuclei_masks: ",
-        "    image_folder_50\n",
-        "that all tasks have:\n",
-        "--epochs EPOCHS",
-    ):
-        assert text in output
-    assert all(f"\n  {kind} " in results["benchmark --help"][1] for kind in ("layer", "scaling"))
+    for text in ("usage: lambdanets train [RECIPE] ", "  cifar10: ", "    image_folder_50\n", "--epochs EPOCHS"):
+        assert text in results["train --help"][1]
     assert "usage: lambdanets predict MODEL IMAGES... " in results["predict --help"][1]
     assert "Number of epochs. (default: 60)" in " ".join(results["train cifar10 --help"][1].split())
-    assert "The networks of Mask R-CNN: arguments of `mask_rcnn`:\n" in results["train nuclei --help"][1]
     for group in ("All tasks", "Classification", "Detection and segmentation", "Detection"):
         assert f"\n{group}:\n  --" in results["predict --help"][1]
-
-
-@pytest.mark.skipif(os.name == "nt", reason="closes a stream as POSIX shells do")
-def test_commands_work_with_closed_streams():
-    command = shlex.join([sys.executable, "-m", "lambdanets", "--help"])
-    assert subprocess.run(f"{command} >&- 2>&-", shell=True).returncode == 0
 
 
 def test_existing_outputs_are_reported_before_pytorch_is_imported(tmp_path):

@@ -22,14 +22,9 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
 import lambdanets as ln
-from lab.export.shallow_resnet import shallow_lambda_resnet  # an export of it is fast
 from lambdanets.cli import main, options
-from lambdanets.training import run
 from noise_images import write_images, write_two_classes
 from small_timm import small_lambda_resnet26t  # noqa: F401
-from training.detection.constructed_detector import write_constructed_detector
-from training.runs import quick_recipe
-from training.segmentation.tiny_segmentation import tiny_segmentation
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,24 +58,15 @@ def parse(arguments, patch):
     assert not isinstance(stopped.value, SystemExit) or stopped.value.code == 0
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A folder with three runs, and images of digits. Read-only."""
-    folder = tmp_path_factory.mktemp("pages")
-    run.start(quick_recipe(write_two_classes(folder / "images")), folder / "mine")
-    run.start(write_constructed_detector(folder, model=shallow_lambda_resnet.__name__), folder / "objects")
-    run.start(tiny_segmentation(folder / "masks"), folder / "regions")
-    return folder
-
-
 class Folder:
     """The current folder. Files that blocks read are written when they are first named."""
 
-    def __init__(self, trained):
-        digits = trained / "digits"
+    def __init__(self, runs, digits):
         self.photo = sorted((digits / "train").iterdir())[1]
         self.files = {
-            **{f"runs/{name}": partial(shutil.copytree, trained / name) for name in ("mine", "objects", "regions")},
+            "runs/mine": partial(shutil.copytree, runs["classification"]),
+            "runs/objects": partial(shutil.copytree, runs["detection"]),
+            "runs/regions": partial(shutil.copytree, runs["segmentation"]),
             "PHOTOS": write_two_classes,
             "NEW_PHOTOS": partial(write_images, count=2, brightness=60),
             "MICROGRAPHS": partial(write_images, count=1, brightness=20),
@@ -103,9 +89,9 @@ class Folder:
 
 
 @pytest.fixture
-def folder(trained, tmp_path, monkeypatch):
+def folder(runs, trained_detector, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return Folder(trained)
+    return Folder(runs, trained_detector / "digits")
 
 
 def is_run(example):
@@ -147,7 +133,6 @@ def run_shell(folder, patch, example):
         assert main([*arguments, *small]) == 0, f"{example.path}, line {example.line}: {line}"
 
 
-@pytest.mark.xdist_group("trained")
 @pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs(page, folder, monkeypatch):

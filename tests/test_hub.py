@@ -16,9 +16,6 @@ import lambdanets as ln
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub import load_and_adopt
-from lambdanets.recipes import find_recipe
-from lambdanets.tasks.classification import ClassificationTask
-from lambdanets.training.initial_weights import build_model
 from lambdanets.training.run import start
 from noise_images import write_two_classes
 from small_timm import small_lambda_resnet26t  # noqa: F401
@@ -153,14 +150,6 @@ def test_adopted_weights_are_saved_with_the_keys_of_timm(timm_network, tmp_path)
         ):
             assert any(isinstance(module, ln.LambdaLayer2d) for module in loaded.modules())
             torch.testing.assert_close(loaded.double()(x), expected)
-
-
-def test_finetuning_takes_a_folder_of_timm(timm_network, tmp_path):
-    timm.models.save_for_hf(timm_network, tmp_path / "model", safe_serialization=True)
-    recipe = ClassificationTask.resolve(replace(find_recipe("finetune"), weights=str(tmp_path / "model")))
-    assert (recipe.model, recipe.mean) == ("timm/lambda_resnet26t", (0.485, 0.456, 0.406))
-    weights = build_model(recipe, CLASSES).state_dict()
-    assert torch.equal(weights["stem.conv1.conv.weight"], timm_network.stem.conv1.conv.weight)
 
 
 class Hub:

@@ -48,9 +48,9 @@ def test_output_folder_may_have_the_name_of_the_model(folder, capsys):
 
 
 def test_training_starts_from_a_model_beside_a_folder_of_its_name(folder, two_classes):
-    model = {"weights": "cifar10", "model": "lambda_resnet20_small"}
+    model = {"weights": "cifar10", "model": "lambda_resnet20_small", "model_options": {}}
     classifier = run.check(replace(quick_recipe(two_classes), **model))
-    detector = run.check(tiny_recipe(folder / "scattered", **model, model_options={}))
+    detector = run.check(tiny_recipe(folder / "scattered", **model))
     assert classifier.model.conv1.weight.equal(detector.model.backbone.network.conv1.weight)
     assert run.resolve_recipe(detector.recipe).weights == "cifar10"
 

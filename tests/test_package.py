@@ -3,7 +3,6 @@
 import ast
 import importlib
 import json
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -110,26 +109,8 @@ def test_public_names_are_frozen():
     assert lambdanets.LambdaLayer2d is importlib.import_module("lambdanets.layers").LambdaLayer2d
 
 
-@pytest.mark.parametrize("name", lambdanets.__all__)
-def test_every_public_name_has_its_own_docstring(name):
-    doc = getattr(lambdanets, name).__doc__
-    assert doc
-    assert not doc.startswith(f"{name}(")  # the default docstring of a dataclass
-
-
-def test_a_layer_and_an_operation_can_be_pickled():
-    layer = pickle.loads(pickle.dumps(lambdanets.LambdaLayer2d(8, scope=3, heads=2)))
-    assert isinstance(layer, lambdanets.LambdaLayer2d)
-    assert pickle.loads(pickle.dumps(lambdanets.lambda_interaction)) is lambdanets.lambda_interaction
-
-
 def test_type_checkers_see_every_public_name():
     tree = ast.parse(Path(lambdanets.__file__).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     imported = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert imported == set(lambdanets.__all__)
-
-
-def test_unknown_name_raises_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        lambdanets.nothing  # noqa: B018

@@ -3,19 +3,16 @@
 import importlib
 import json
 import re
-import shlex
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
-from timm.data.auto_augment import rand_augment_transform
 
 from lambdanets.cli import main
+from lambdanets.cli.train import parse_train_command
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.registry import RECIPE_PACKAGES
 from lambdanets.tasks.detection import build_model as build_detector
-from lambdanets.training import distributed, run
 from lambdanets.training.initial_weights import build_model
 from lambdanets.training.module import make_schedule
 from lambdanets.training.recipe import read_recipe
@@ -59,34 +56,16 @@ def test_every_detection_recipe_builds_a_detector(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_docstring_of_a_recipe_has_a_summary_and_a_command(name, tmp_path, monkeypatch):
+def test_docstring_of_a_recipe_has_a_summary_and_a_command(name):
     package = next(each for each in RECIPE_PACKAGES if importlib.util.find_spec(f"{each}.{name}"))
     docstring = importlib.import_module(f"{package}.{name}").__doc__
     summary = docstring.splitlines()[0]
     assert 20 < len(summary) <= 120
     assert summary.endswith(".")
     assert re.search(r"%|accuracy|AP|Dice|[Nn]ot measured|Not run", docstring)
-    started = []
-    monkeypatch.setattr(run, "start", lambda recipe, folder: started.append(recipe) or {})
-    names = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-
-    def launch(count, command):
-        for variable, value in zip(names, ("test", 0, 0, count, count), strict=True):
-            monkeypatch.setenv(variable, str(value))
-        return main(command)
-
-    monkeypatch.setattr(distributed, "launch", launch)
-    monkeypatch.chdir(tmp_path)
-    (line,) = [line for line in docstring.splitlines() if line.startswith("Run: ")]
-    command = line.partition("lambdanets ")[2]
-    assert command.startswith(f"train {name}")
-    arguments = shlex.split(command)
-    assert main(arguments) == 0
-    options = {option.removeprefix("--").replace("-", "_"): value for option, value in pairwise(arguments)}
-    default = find_recipe(arguments[1])
-    for field in started[0].PATHS:
-        assert getattr(started[0], field) != ""
-        assert getattr(started[0], field) == options.get(field, getattr(default, field))
+    (command,) = re.findall(f"^Run: lambdanets train ({name}.*)$", docstring, re.MULTILINE)
+    recipe = parse_train_command(command.split()).recipe
+    assert all(getattr(recipe, field) != "" for field in recipe.PATHS)
 
 
 @pytest.mark.parametrize("name", ["nuclei", "nuclei_masks", "digit_masks", "imagenet_mobilenetv2"])
@@ -94,56 +73,6 @@ def test_the_convolution_baseline_differs_only_in_the_network(name):
     recipe, baseline = find_recipe(name), find_recipe(f"{name}_convolution")
     assert replace(baseline, model=recipe.model, model_options=recipe.model_options) == recipe
     assert (baseline.model, baseline.model_options) != (recipe.model, recipe.model_options)
-
-
-IMAGENET_90 = {
-    "epochs": 90,
-    "batch_size": 4096,
-    "learning_rate": 1.6,
-    "warmup_epochs": 5,
-    "weight_decay": 1e-4,
-    "momentum": 0.9,
-    "optimizer": "sgd",
-    "schedule": "cosine",
-    "batch_norm_momentum": 1e-4,
-    "ema_decay": 0.9999,
-    "label_smoothing": 0.1,
-    "image_size": 224,
-    "rand_augment": None,
-    "dropout": 0,
-    "drop_path": 0,
-}
-IMAGENET_350 = {"epochs": 350, "weight_decay": 4e-5, "learning_rate": 1.6, "batch_size": 4096}
-PAPER = {
-    **dict.fromkeys(("imagenet_90", "imagenet_90_cccc", "imagenet_90_u4"), IMAGENET_90),
-    "imagenet_350_50_128": IMAGENET_350 | {"image_size": 128, "dropout": 0.2, "drop_path": 0, "hold_out": 0},
-    "imagenet_350_350_256": IMAGENET_350 | {"dropout": 0.3, "drop_path": 0.2, "hold_out": 0, "patience": None},
-    "imagenet_350_420_320": IMAGENET_350 | {"model": "lambda_resnet420", "image_size": 320, "hold_out": 0.02},
-    "imagenet_mobilenetv2": {
-        "optimizer": "rmsprop",
-        "learning_rate": 0.1,
-        "momentum": 0.9,
-        "epochs": 350,
-        "weight_decay": 1e-5,
-        "dropout": 0.2,
-        "batch_size": 4096,
-    },
-    "coco": {
-        "batch_size": 256,
-        "learning_rate": 0.32,
-        "weight_decay": 4e-5,
-        "momentum": 0.9,
-        "image_size": 1024,
-        "jitter": (0.1, 2.0),
-        "sync_batch_norm": True,
-    },
-}
-
-
-@pytest.mark.parametrize("name", PAPER)
-def test_recipe_has_the_hyperparameters_of_the_paper(name):
-    recipe = find_recipe(name)
-    assert {field: getattr(recipe, field) for field in PAPER[name]} == PAPER[name]
 
 
 def test_imagenet_90_variants_are_the_rows_of_table_12():
@@ -163,15 +92,15 @@ def test_pseudo_label_recipes_differ_only_in_the_pseudo_labels(name):
 
 # the tests of the commands train the others
 QUICKTESTS = [name for name in RECIPES if name not in ("imagenet_90", "scattered_digits", "digit_masks")]
+# the quicktests of these have a large network
+LARGE = ("coco", "imagenet_pseudo", QUICKTEST_VARIANTS["imagenet_350"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [*(QUICKTEST_VARIANTS.get(name, name) for name in QUICKTESTS), "nuclei_convolution", "nuclei_masks_convolution"],
-)
+@pytest.mark.parametrize("name", [QUICKTEST_VARIANTS.get(name, name) for name in QUICKTESTS])
 def test_quicktest_keeps_recipe_options_at_small_size(name, tmp_path):
-    assert main(["train", name, "--quicktest", "--run", str(tmp_path / "run")]) == 0
+    model = ["--model", "lambda_resnet20_small"] if name in LARGE else []
+    assert main(["train", name, "--quicktest", *model, "--run", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run/result.json").read_text())["parameters"] < 60e6
     recipe, small = find_recipe(name), read_recipe(tmp_path / "run/recipe.json")
     assert small.image_size <= 64
@@ -201,13 +130,3 @@ def test_the_rows_of_table_14_differ_only_in_the_backbone():
     coco = find_recipe("coco")
     assert all(replace(find_recipe(name), model=coco.model) == coco for name in names)
     assert coco == find_recipe("coco_lambda152")
-
-
-def test_rand_augment_magnitudes_above_10_are_not_clamped():
-    # timm clamps magnitudes at 10 unless a policy has another maximum
-    rotations = []
-    for row in ("101_160", "152_224"):
-        policy = find_recipe(f"imagenet_350_{row}").rand_augment
-        rotate = next(op for op in rand_augment_transform(policy, {}).ops if op.name == "Rotate")
-        rotations.append(abs(rotate.level_fn(rotate.magnitude, rotate.hparams)[0]))
-    assert rotations[1] == 1.5 * rotations[0]

@@ -68,16 +68,6 @@ def test_objects_on_seams_are_found_whole_and_once(height, width, batch_size):
     assert (objects.scores.diff() <= 0).all()
 
 
-def test_objects_larger_than_a_tile_are_found_in_pieces():
-    pixels = np.zeros((100, 100), np.uint8)
-    pixels[20:80, 45:50] = 255
-    objects = detect_tiled(Rectangles(), Image.fromarray(pixels), 32)
-    labels, _ = make_label_image(objects, 0.5)
-    assert 2 <= len(objects) <= 4
-    assert (labels[pixels == 0] == 0).all()
-    assert (labels > 0).sum() >= 0.7 * (pixels > 0).sum()
-
-
 def number_kept(boxes, scores, labels, tiles, size=(64, 96)):
     """The number of filled boxes (top, left, bottom, right) of several tiles that are not duplicates."""
     crops = [CroppedMask(top, left, np.ones((bottom - top, right - left), bool)) for top, left, bottom, right in boxes]

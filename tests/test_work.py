@@ -77,13 +77,6 @@ def test_a_folder_left_empty_is_removed_with_its_lock(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "kept", "old"]
 
 
-@pytest.mark.parametrize("names", [[], [".lock"], [".a.bin.1.unfinished"], ["empty/"], ["empty/", "empty/.hidden"]])
-def test_folder_with_only_hidden_files_counts_as_empty(names, tmp_path):
-    for name in names:
-        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
-    assert not WorkFolder(tmp_path).is_started()
-
-
 def test_folder_of_the_same_work_is_cleaned_and_another_one_refused(tmp_path):
     (tmp_path / "work.json").write_text(json.dumps({"seed": 1, "more": 2}))
     (tmp_path / ".a.bin.1.unfinished").touch()
@@ -230,9 +223,3 @@ def test_second_ctrl_c_ends_a_command_at_once(tmp_path):
     (tmp_path / "file").write_bytes(b"old")
     assert run_forked(command, tmp_path) == (130, "")
     assert (tmp_path / "file").read_bytes() == b"old"
-
-
-def test_signal_handlers_are_restored():
-    handlers_before = [signal.getsignal(signum) for signum in signals.SIGNALS]
-    assert cli.main(["--version"]) == 0
-    assert [signal.getsignal(signum) for signum in signals.SIGNALS] == handlers_before

@@ -169,36 +169,7 @@ def test_rejects_converting_back_a_network_without_adopted_layers():
         foreign_state_dict(nn.Sequential(LambdaLayer2d(8, heads=2)))
 
 
-def test_rejects_converting_back_a_changed_layer():
-    layer = adopted(timm_layer())
-    layer.position_bias = None
-    with pytest.raises(ValueError, match=r"0 cannot be converted back: .* since it was converted.* position_bias"):
-        foreign_state_dict(nn.Sequential(layer))
-
-
 def test_adopts_on_the_meta_device():
     network = nn.Sequential(timm_layer(device="meta"))
     assert adopt(network) == {"0": "timm"}
     assert all(parameter.is_meta for parameter in network.parameters())
-
-
-def share_weight(network):
-    network[1].qkv.weight = network[0].qkv.weight
-
-
-def share_module(network):
-    network[1].qkv = network[0].qkv
-
-
-def share_module_with_network(network):
-    network[1] = network[0].qkv
-
-
-@pytest.mark.parametrize("share", [share_weight, share_module, share_module_with_network])
-def test_refuses_parameters_shared_with_another_module(share):
-    network = nn.Sequential(timm_layer(), timm_layer())
-    share(network)
-    with pytest.raises(
-        ValueError, match=r"0, a layer of timm, cannot .*: its qkv.weight is also a parameter of another"
-    ):
-        adopt(network)

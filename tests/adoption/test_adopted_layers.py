@@ -106,14 +106,3 @@ def test_weights_convert_back_to_the_same_state_dict(name):
     assert list(converted) == list(theirs.state_dict())
     for key, expected in theirs.state_dict().items():
         torch.testing.assert_close(converted[key], expected, rtol=0, atol=1e-15 if "running_mean" in key else 0)
-
-
-@pytest.mark.parametrize("n_or_r", [{"r": 5}, {"n": 5}], ids=["local", "global"])
-@pytest.mark.parametrize("u", [1, 4])
-def test_adopts_the_layer_of_the_lambda_networks_package(u, n_or_r):
-    package = pytest.importorskip("lambda_networks")
-    theirs = nn.Sequential(package.LambdaLayer(8, dim_out=12, dim_k=6, heads=3, dim_u=u, **n_or_r)).double()
-    ours = copy.deepcopy(theirs)
-    assert adopt(ours) == {"0": "lucidrains"}
-    x = torch.randn(2, 8, 5, 5, dtype=torch.float64)
-    assert relative_error(ours(x), theirs(x)) < 1e-12

@@ -87,11 +87,6 @@ def test_training_images_are_stratified_and_keep_validation(tmp_path: Path) -> N
     assert names(smaller.train) == names(again.train)
 
 
-def test_an_impossible_number_of_training_images_is_refused() -> None:
-    with pytest.raises(InputError, match=r"training_images must be 1437, or 10 to 1427, got 1430"):
-        open_splits("digits", training_images=1430)
-
-
 def test_all_images_of_a_set_without_validation_are_evaluated(tmp_path: Path) -> None:
     images, source, _ = open_evaluation_images(str(write_classes(tmp_path / "test", a=3, b=1)))
     assert (len(images), images.classes) == (4, ("a", "b"))

@@ -3,14 +3,12 @@
 import io
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import ExifTags, Image, ImageFile
+from PIL import Image, ImageFile
 
 from lambdanets.data.image_search import find_images
 from lambdanets.data.images import UnreadableImage, read_file, read_image
@@ -25,6 +23,13 @@ def save(path: Path, image: Image.Image, **options: object) -> Path:
 def make_gradient(mode: str = "RGB") -> Image.Image:
     values = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
     return Image.fromarray(np.stack([values, values.T, 255 - values], -1)).convert(mode)
+
+
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
+def test_the_first_frame_of_an_animation_is_read(tmp_path: Path, suffix: str) -> None:
+    frames = [Image.new("L", (4, 4), 10), Image.new("L", (4, 4), 200)]
+    image = read_image(save(tmp_path / f"a.{suffix}", frames[0], save_all=True, append_images=frames[1:]))
+    assert abs(image.convert("L").getpixel((0, 0)) - 10) <= 1
 
 
 def truncated(image_format: str, size: int) -> bytes:
@@ -64,13 +69,3 @@ def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
     with pytest.raises(UnreadableImage, match="bomb"):
         read_image(path)
-
-
-def test_huge_images_and_damaged_exif_are_read_without_a_warning(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = 6
-    make_gradient().save(tmp_path / "a.jpg", exif=exif.tobytes()[:-9])
-    script = "import sys; from lambdanets.data.images import Image, read_image; read = read_image(sys.argv[1])\n"
-    script += "Image.MAX_IMAGE_PIXELS = 48; print(read.size, read_image(sys.argv[1]).size)"  # Pillow warns above it
-    result = subprocess.run([sys.executable, "-c", script, tmp_path / "a.jpg"], capture_output=True, text=True)
-    assert (result.stdout, result.stderr) == ("(8, 8) (8, 8)\n", "")

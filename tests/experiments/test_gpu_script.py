@@ -1,26 +1,6 @@
-import json
-
 import pytest
 
 from scripts import call_main, load_script
-
-ROWS = [
-    {"part": "kernels", "name": "forward", "eager_us": 40.0, "graph_us": 30.0},
-    {"part": "check", "name": "a kernel", "correct": True, "bit_identical": True},
-    {"part": "check", "name": "another", "correct": True, "bit_identical": False},
-    {"part": "smoke", "name": "whole part", "failure": "CUDA error: an illegal memory access"},
-]
-
-
-def test_table_has_times_and_failures(tmp_path):
-    script = load_script("experiments/gpu.py")
-    path = tmp_path / "gpu.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS) + '{"part": "half a li')
-    table = script.format_table(script.read_rows(path))
-    assert table.splitlines()[0].split() == ["kernels", "forward", "30.0", "us"]
-    assert "1 of 2 checks are correct and bit-identical" in table
-    assert "WRONG check another" in table
-    assert "FAILED smoke whole part: CUDA error" in table
 
 
 @pytest.mark.slow

@@ -64,28 +64,6 @@ def test_runs_with_different_seeds_are_one_row_of_mean_and_std(make_run):
     assert caption.endswith("Mean ± std over seeds.")
 
 
-def test_runs_are_told_apart_by_the_content_of_their_data(make_run):
-    validation = {"validation_data": file_hash("val.json", "b")}
-    runs = [
-        make_run(name, BOXES, MASKS, seed=seed, training_data=file_hash(f"{name}/train.json", content), **validation)
-        for seed, (name, content) in enumerate({"a": "a", "moved": "a", "b": "c"}.items())
-    ]
-    *lines, _, caption = report(runs, "markdown").splitlines()[2:]
-    assert [line.split(" | ")[0] for line in lines] == [
-        "| resnet50 training_data=train.json (aaaaaaaa)",
-        "| resnet50 training_data=train.json (cccccccc)",
-    ]
-    assert lines[0].startswith("| resnet50 training_data=train.json (aaaaaaaa) | 44.1 | 2 |")
-    assert caption.startswith("Average precision in percent on nuclei, 98 images.")
-
-
-def test_text_report_has_one_table_for_boxes_and_one_for_masks(make_run):
-    lines = report([make_run("a", BOXES, MASKS)], "text").splitlines()
-    assert lines[0].split() == ["model", "params", "(M)", "seeds", *" ".join(f"box {name}" for name in NAMES).split()]
-    assert lines[1].split() == ["resnet50", "44.1", "1", "48.2", "60.0", "50.0", "29.9", "50.9", "64.9"]
-    assert (lines[3].split()[-1], lines[4].split()[-1]) == ("APl", "-")
-
-
 def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
     valid = make_run("valid", BOXES, MASKS)
     (tmp_path / "empty").mkdir()

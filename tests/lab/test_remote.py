@@ -18,7 +18,6 @@ from lambdanets.data.datasets import open_splits
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.shards import open_shards
 from lambdanets_lab import remote
-from lambdanets_lab.shard_checks import verify_shards
 
 
 @pytest.fixture(autouse=True)
@@ -77,16 +76,6 @@ def test_batches_over_http_equal_those_of_the_folder(faulty, shards, cache, work
     assert images.fingerprint == local.fingerprint
     assert len(list(cache.glob("*.tar"))) == 8
     assert cache.stat().st_mode & 0o777 == 0o700
-
-
-def test_verify_downloads_every_shard_at_a_url_again(faulty, shards, cache):
-    open_train(faulty.url).load(2)
-    assert verify_shards(faulty.url, threads=2)[1] == []
-    path = shards / "train-00001.tar"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    (message,) = verify_shards(faulty.url)[1]
-    assert message.startswith(f"{faulty.url}/train-00001.tar: the download has ")
-    assert len(list(cache.glob("*.tar"))) == 1
 
 
 @pytest.mark.parametrize("fault", ["drop", "429", "damage"])

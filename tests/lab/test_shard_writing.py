@@ -12,11 +12,11 @@ from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.image_search import list_images
 from lambdanets.data.labeled_images import ImageFiles
-from lambdanets.data.shards import UNLABELED, ShardedImages, open_shards
+from lambdanets.data.shards import ShardedImages, open_shards
 from lambdanets.errors import InputError
 from lambdanets_lab import shards as module
 from lambdanets_lab.shard_checks import index_shards, verify_shards
-from lambdanets_lab.shards import unique_keys, write_shards
+from lambdanets_lab.shards import write_shards
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
@@ -54,13 +54,6 @@ def test_images_in_memory_are_written_as_png_in_similar_shards(tmp_path):
         assert train.load(index)[0].tobytes() == image.tobytes()
         assert train.load(index)[1] == label
         assert train.file(index)[1] == ".png"
-
-
-def test_a_list_of_images_is_written_without_classes(two_classes, tmp_path):
-    write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=7)
-    splits = open_shards(str(tmp_path / "out"))
-    assert (list(splits), splits["train"].classes) == (["train"], ())
-    assert splits["train"].labels.tolist() == [splits["train"].load(0)[1]] * 20 == [UNLABELED] * 20
 
 
 def test_written_bytes_do_not_depend_on_the_number_of_threads(two_classes, tmp_path):
@@ -114,13 +107,6 @@ def test_unreadable_images_are_skipped_and_listed(two_classes, tmp_path):
     unreadable = content.metadata["unreadable"]
     assert unreadable[0] == f"{two_classes}/dark/03.png: it is not an image of a known format"
     assert [message.partition(":")[0][-12:] for message in unreadable[1:]] == ["light/04.png", "light/06.png"]
-
-
-def test_keys_are_unique_paths_relative_to_the_common_folder():
-    assert unique_keys(["/set/a/1.png", "/set/b/2.jpeg"]) == ["a/1", "b/2"]
-    # the names of tar members may begin with "..", but keys of shards must not
-    assert unique_keys(["a.tar/../../x/1.png", "a.tar/_/_/x/1.png"]) == ["_/_/x/1", "_/_/x/1-2"]
-    assert unique_keys(["s/a.b.png", "s/a_b.png", "s/a.b.jpg", "s/v1.2"]) == ["a_b", "a_b-2", "a_b-3", "v1_2"]
 
 
 def test_verify_names_corrupt_truncated_and_missing_shards(shards):

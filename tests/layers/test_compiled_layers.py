@@ -8,35 +8,22 @@ from compilation import CompileCounter
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
 from lambdanets.layers import DenseEmbedding
 
-# layer class, options, input sizes
+NORMALIZATIONS = {"normalize_keys": "l2", "normalize_queries": "softmax"}
+POOL = {"stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False)}
+# layer class, options
 LAYERS = {
-    "1d, several tables": (
-        LambdaLayer1d,
-        {"embedding": [RelativeEmbedding((5,), 4), RelativeEmbedding((9,), 4)]},
-        ((9,), (30,), (257,)),
-    ),
-    "2d stride, intra-depth, other normalizations": (
-        LambdaLayer2d,
-        {"stride": 2, "dilation": 2, "intra_depth": 2, "normalize_keys": "l2", "normalize_queries": "softmax"},
-        ((8, 8), (9, 12), (16, 20)),
-    ),
-    "2d multi-head, position bias, another pool": (
-        LambdaLayer2d,
-        {
-            "multi_head": True,
-            "position_bias": True,
-            "stride": 2,
-            "pool": nn.AvgPool2d(2, 2, ceil_mode=True, count_include_pad=False),
-        },
-        ((8, 8), (9, 12), (16, 20)),
-    ),
-    "3d": (LambdaLayer3d, {"scope": 3}, ((3, 4, 5), (4, 6, 7), (5, 7, 8))),
-    "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 4)}, ((9,), (12,), (30,))),
-    "tokens, dense embeddings": (
-        LambdaLayer,
-        {"embedding": DenseEmbedding(40, 40, 4)},
-        ((9,), (12,), (30,)),
-    ),
+    "1d, several tables": (LambdaLayer1d, {"embedding": [RelativeEmbedding((side,), 4) for side in (5, 9)]}),
+    "2d stride, intra-depth": (LambdaLayer2d, {"stride": 2, "dilation": 2, "intra_depth": 2, **NORMALIZATIONS}),
+    "2d multi-head, another pool": (LambdaLayer2d, {"multi_head": True, "position_bias": True, **POOL}),
+    "3d": (LambdaLayer3d, {"scope": 3}),
+    "tokens": (LambdaLayer, {"embedding": RelativeEmbedding((5,), 4)}),
+    "tokens, dense embeddings": (LambdaLayer, {"embedding": DenseEmbedding(40, 40, 4)}),
+}
+SIZES = {
+    LambdaLayer: ((9,), (12,), (30,)),
+    LambdaLayer1d: ((9,), (30,), (257,)),
+    LambdaLayer2d: ((8, 8), (9, 12), (16, 20)),
+    LambdaLayer3d: ((3, 4, 5), (4, 6, 7), (5, 7, 8)),
 }
 
 
@@ -56,13 +43,13 @@ def random_input(layer_class, batch, size):
     return torch.randn(shape, generator=torch.Generator().manual_seed(batch))
 
 
-@pytest.mark.parametrize(("layer_class", "options", "sizes"), LAYERS.values(), ids=LAYERS.keys())
-def test_compiles_fullgraph_at_most_twice_for_all_sizes(layer_class, options, sizes):
+@pytest.mark.parametrize(("layer_class", "options"), LAYERS.values(), ids=LAYERS.keys())
+def test_compiles_fullgraph_at_most_twice_for_all_sizes(layer_class, options):
     torch.compiler.reset()
     layer, counter = make_layer(layer_class, options), CompileCounter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
     # batches start at 16, because PyTorch's convolutions recompile for smaller ones
-    for batch, size in enumerate(sizes, 16):
+    for batch, size in enumerate(SIZES[layer_class], 16):
         x = random_input(layer_class, batch, size).requires_grad_()
         actual, expected = compiled(x), layer(x)
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
@@ -77,7 +64,7 @@ def test_compiles_with_a_padding_mask_in_eval_mode():
     torch.compiler.reset()
     layer, counter = make_layer(LambdaLayer2d, {"stride": 2}).eval(), CompileCounter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
-    for batch, size in enumerate(((8, 8), (9, 12), (16, 20)), 16):
+    for batch, size in enumerate(SIZES[LambdaLayer2d], 16):
         x, mask = random_input(LambdaLayer2d, batch, size), torch.ones(batch, *size, dtype=torch.bool)
         mask[:, 5:], mask[0, :, 6:] = False, False
         torch.testing.assert_close(compiled(x, mask), layer(x, mask), rtol=1e-4, atol=1e-4)
@@ -95,15 +82,10 @@ def test_compiles_under_autocast_and_channels_last():
     assert (gradients[0] - gradients[1]).norm() <= 0.02 * gradients[1].norm()
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"embedding": [RelativeEmbedding((1, 5), 4), RelativeEmbedding((5, 1), 4)]},
-        {"causal": True},
-        {"position_bias": True, "stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True)},
-    ],
-    ids=", ".join,
-)
+CROSS = {"embedding": [RelativeEmbedding((1, 5), 4), RelativeEmbedding((5, 1), 4)]}
+
+
+@pytest.mark.parametrize("options", [CROSS, {"causal": True}, {"position_bias": True, **POOL}], ids=", ".join)
 def test_exported_layer_accepts_other_batch_and_image_sizes(options):
     layer = make_layer(LambdaLayer2d, options).eval()
     x = random_input(LambdaLayer2d, 17, (9, 12))

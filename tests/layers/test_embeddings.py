@@ -55,12 +55,6 @@ def test_of_pairs_equals_the_definition(heads, intra_depth):
     assert torch.equal(embedding.of_pairs((3, 4), dilation=2), expected if heads else expected[0])
 
 
-def test_of_pairs_with_a_context_grid_has_the_same_origin():
-    embedding = RelativeEmbedding((5,), 4)
-    pairs, all_pairs = embedding.of_pairs((3,), (7,)), embedding.of_pairs((7,))
-    assert torch.equal(pairs, all_pairs[:3])
-
-
 def test_dense_embedding_returns_the_first_positions():
     embedding = DenseEmbedding(5, 6, 4, heads=2)
     assert torch.equal(embedding(3, 2), embedding.table[:, :3, :2])

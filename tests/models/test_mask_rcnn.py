@@ -67,11 +67,6 @@ def test_rejects_boxes_without_area_in_training(box):
         small_mask_rcnn().train()(random_images(SIZES[:2]), targets)
 
 
-def test_rejects_fixed_size_networks_without_hide_padding():
-    with pytest.raises(InputError, match=r"vit_tiny_patch16_224 does not accept images whose sides are any multiples"):
-        small_mask_rcnn("vit_tiny_patch16_224", levels=(0,), hide_padding=False)
-
-
 def test_detections_are_independent_of_other_images_in_the_batch(simulated_model):
     with torch.no_grad():
         batched = simulated_model(random_images(dtype=torch.float64))
@@ -160,6 +155,10 @@ def test_pyramid_strides_do_not_depend_on_the_first_image():
         ({"levels": (2, 9)}, r"lambda_resnet20_small cannot be built with .*'out_indices': \(2, 9\)"),
         ({"backbone": "skresnet18"}, "padding cannot be hidden in skresnet18: its maps depend"),
         ({"backbone": "lambda_resnet51"}, "there is no model named 'lambda_resnet51'"),
+        (
+            {"backbone": "vit_tiny_patch16_224", "levels": (0,), "hide_padding": False},
+            "vit_tiny_patch16_224 does not accept images whose sides are any multiples",
+        ),
     ],
 )
 def test_rejects_invalid_arguments(options, message):
@@ -182,10 +181,3 @@ def test_mask_threshold_equals_thresholded_probabilities(simulated_model):
         assert detections["masks"].dtype == torch.bool
         assert torch.equal(detections["masks"], probabilities["masks"] > 0.3)
     assert any(detections["masks"].any() for detections in results)
-
-
-def test_image_without_detections_has_zero_masks():
-    model = small_mask_rcnn(box_score_thresh=1.1, mask_threshold=0.5).eval()
-    (detections,) = model(random_images(SIZES[:1]))
-    assert detections["masks"].shape == (0, 1, *SIZES[0])
-    assert detections["masks"].dtype == torch.bool

@@ -20,15 +20,6 @@ def lambda_layer(conv):
     return LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0], scope=5)
 
 
-def test_replacing_in_a_torchvision_resnet_keeps_its_output_shape():
-    model = torchvision.models.resnet18(num_classes=3)
-    names = replace_convolutions(
-        model, lambda_layer, lambda name, conv: name.startswith("layer4") and name.endswith("conv2")
-    )
-    assert names == ["layer4.0.conv2", "layer4.1.conv2"]
-    assert model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
-
-
 def test_replacing_strided_convolutions_keeps_the_output_size():
     model = timm.create_model("mobilenetv2_100", num_classes=3)
     strided = {name for name, conv in model.named_modules() if isinstance(conv, nn.Conv2d) and conv.stride == (2, 2)}
@@ -83,16 +74,6 @@ def test_sequential_networks_have_no_blocks():
     model = create_on_meta(torchvision, "vgg11")
     names = replace_convolutions(model, lambda_layer_on_meta, lambda name, conv: name.startswith("features"))
     assert len(names) == 8
-
-
-def test_rejects_two_nested_lambda_layers_in_one_block():
-    model = create_on_meta(torchvision, "resnet18")
-    with pytest.raises(InputError, match=r"layer1.0 \(BasicBlock\)"):
-        replace_convolutions(
-            model,
-            lambda conv: nn.Sequential(lambda_layer_on_meta(conv), nn.ReLU()),
-            ["layer1.0.conv1", "layer1.0.conv2"],
-        )
 
 
 def lambda_on_meta(*channels, **options):
@@ -175,9 +156,9 @@ def test_initialization_by_other_code_keeps_that_of_lambda_layers(initialization
     layers = [module for module in model.modules() if isinstance(module, LambdaLayer2d)]
     assert layers
     for layer in layers:
-        stds = {"query": (16 * layer.dim) ** -0.5, "key": layer.dim**-0.5, "value": layer.dim**-0.5}
-        for name, std in stds.items():
-            assert getattr(layer, f"{name}_projection").weight.std().item() == pytest.approx(std, rel=0.1)
+        weights = [module.weight for module in (layer.query_projection, layer.key_projection, layer.value_projection)]
+        stds = [(16 * layer.dim) ** -0.5, layer.dim**-0.5, layer.dim**-0.5, 1]  # as in the paper
+        assert [x.std().item() for x in (*weights, layer.embedding.table)] == pytest.approx(stds, rel=0.1)
     reference = weakref.ref(model)
     del model, layers, layer
     assert reference() is None  # memory is freed at once

@@ -6,7 +6,7 @@ import re
 import pytest
 import timm
 import torch
-from timm.models import FeatureInfo, group_parameters
+from timm.models import group_parameters
 
 from lambdanets import create_model, list_models
 
@@ -84,40 +84,6 @@ def test_features_match_feature_info(name, feature_cls):
     outputs = model(torch.empty(1, 3, 64, 96, device="meta"))
     assert [x.shape[1] for x in outputs] == info.channels()
     assert [tuple(x.shape[2:]) for x in outputs] == [(64 // r, 96 // r) for r in info.reduction()]
-
-
-@parametrize_small
-def test_every_parameter_has_a_gradient_in_training(name):
-    model = timm.create_model(name, num_classes=7).train()
-    output = model(images())
-    assert output.shape == (2, 7)
-    output.mean().backward()
-    assert not [key for key, parameter in model.named_parameters() if parameter.grad is None]
-
-
-@parametrize_small
-def test_last_intermediate_equals_forward_features(name):
-    model = timm.create_model(name).eval()
-    info = FeatureInfo(model.feature_info, len(model.feature_info))
-    with torch.no_grad():
-        last, intermediates = model.forward_intermediates(images())
-        torch.testing.assert_close(last, model.forward_features(images()))
-    assert [x.shape[1] for x in intermediates] == info.channels()
-    assert [x.shape[2] for x in intermediates] == [-(-32 // r) for r in info.reduction()]
-
-
-@pytest.mark.parametrize(
-    ("name", "options"), [("lambda_resnet20_small", {"scope": 5}), ("resnet20_mixer_small", {"pattern": "CCCL"})]
-)
-def test_saved_folder_restores_architecture_and_number_of_classes(name, options, tmp_path):
-    model = create_model(name, num_classes=5, **options).eval()
-    timm.models.save_for_hf(model, tmp_path, model_args=options)
-    for create in (create_model, timm.create_model):
-        loaded = create(f"local-dir:{tmp_path}", pretrained=True).eval()
-        assert loaded.num_classes == 5
-        assert type(loaded) is type(model)
-        assert torch.equal(loaded(images()), model(images()))
-    assert create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=3).num_classes == 3
 
 
 def test_pretrained_without_published_weights_raises():

@@ -63,18 +63,3 @@ def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm,
         queries, _, values = make_inputs(batch, *grid)
         assert_equal_with_gradients(compiled, function, (queries, table, values, torch.randn(batch, 4, 3)), *grid)
     assert counter.num_compilations <= 2
-
-
-def test_compiled_graph_calls_one_operator_that_chooses_the_algorithm():
-    torch.compiler.reset()
-    targets = []
-
-    def backend(graph, inputs):
-        targets.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return graph
-
-    queries, _, values = make_inputs(2, 5, 6)
-    table = torch.randn(3, 3, 4)
-    torch.compile(position_interaction, fullgraph=True, backend=backend)(queries, table, values, (5, 6))
-    assert targets.count("lambdanets.position_interaction.default") == 1
-    assert not any("matmul" in target or "einsum" in target for target in targets)

@@ -64,16 +64,6 @@ resizes = pytest.mark.parametrize(("old", "new"), RESIZES.values(), ids=RESIZES.
 
 
 @resizes
-def test_resizing_keeps_center_and_corners(old, new):
-    table = random(*old, 2, 3)
-    resized = resize_table(table, new, keep_sum=False)
-    assert resized.shape == (*new, 2, 3)
-    torch.testing.assert_close(resized[tuple(s // 2 for s in new)], table[tuple(s // 2 for s in old)])
-    for corner in itertools.product((0, -1), repeat=len(old)):
-        torch.testing.assert_close(resized[corner], table[corner])
-
-
-@resizes
 def test_resizing_preserves_linear_tables(old, new):
     def plane(sides):
         axes = [torch.linspace(-1, 1, side, dtype=torch.float64) for side in sides]
@@ -121,23 +111,16 @@ def test_gradcheck_of_resizing(old, new):
     assert gradcheck(lambda t: resize_table(t, new), random(*old, 2).requires_grad_())
 
 
-INVALID_ARGUMENTS = {
-    "an even side": ({"sides": (5, 6)}, r"sides must be 1, 2 or 3 integers, odd and positive, got \(5, 6\)"),
-    "sides that are a number": ({"sides": 5}, "sides must be 1, 2 or 3 integers.*got 5"),
-    "more sides than the table": (
-        {"sides": (3, 3, 3)},
-        r"table must be \(r_1, r_2, r_3, k\) or .*, because sides has 3 elements, got shape \(5, 7, 4\)",
-    ),
-    "fewer sides than the table": (
-        {"sides": (3,), "shape": (5, 7, 4, 2)},
-        r"table must be \(r_1, k\) or",
-    ),
-    "an even table": ({"shape": (5, 8, 4)}, r"table must have odd sides.*got \(5, 8, 4\)"),
-}
-
-
-@pytest.mark.parametrize(("changes", "message"), INVALID_ARGUMENTS.values(), ids=INVALID_ARGUMENTS.keys())
-def test_resize_table_rejects_invalid_arguments(changes, message):
-    arguments = {"shape": (5, 7, 4), "dtype": torch.float32, "sides": (3, 3)} | changes
+@pytest.mark.parametrize(
+    ("shape", "sides", "message"),
+    [
+        ((5, 7, 4), (5, 6), r"sides must be 1, 2 or 3 integers, odd and positive, got \(5, 6\)"),
+        ((5, 7, 4), 5, "sides must be 1, 2 or 3 integers.*got 5"),
+        ((5, 7, 4), (3, 3, 3), r"table must be \(r_1, r_2, r_3, k\) or .*, because sides has 3 elements, got shape"),
+        ((5, 7, 4, 2), (3,), r"table must be \(r_1, k\) or"),
+        ((5, 8, 4), (3, 3), r"table must have odd sides.*got \(5, 8, 4\)"),
+    ],
+)
+def test_resize_table_rejects_invalid_arguments(shape, sides, message):
     with pytest.raises(ValueError, match=message):
-        resize_table(torch.zeros(arguments["shape"], dtype=arguments["dtype"]), arguments["sides"])
+        resize_table(torch.zeros(shape), sides)

@@ -12,9 +12,10 @@ from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training.initial_weights import build_model
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import select
+from training.runs import SHALLOW
 
 CLASSES = ("dark", "light", "red", "striped")
-RECIPE = replace(DIGITS, data="", channels=3, image_size=8, batch_size=6, epochs=1)
+RECIPE = replace(DIGITS, model_options=SHALLOW, data="", channels=3, image_size=8, batch_size=6, epochs=1)
 
 
 def write_teacher(

@@ -17,7 +17,7 @@ def test_compiled_run_resumes_bit_identically_with_the_same_tensor_names(quick, 
 
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
     # all steps have the same number of images, so the model is traced once
-    quick = replace(quick, model="test_resnet", image_size=32, batch_size=8, epochs=2, ema_decay=0.9)
+    quick = replace(quick, model="test_resnet", model_options={}, image_size=32, batch_size=8, epochs=2, ema_decay=0.9)
     run.start(quick, tmp_path / "plain")
     assert not compiled_modules
     folder = interrupted_run(replace(quick, compile=True), tmp_path / "compiled", monkeypatch, step=3)

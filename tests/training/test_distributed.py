@@ -166,11 +166,6 @@ def test_launch_returns_the_exit_code_of_its_ranks(capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def command_line_options(fields: dict[str, object]) -> list[str]:
-    """Convert fields of a recipe to command-line options."""
-    return [part for name, value in fields.items() for part in ("--" + name.replace("_", "-"), str(value))]
-
-
 def run_command_until_sigterm(*arguments: str) -> None:
     """Run a command as a rank. At step 5 the first rank sends SIGTERM to torchrun's agent, which forwards it to all."""
     for signum in (signal.SIGINT, signal.SIGTERM):  # the default handlers, as in a new process
@@ -201,7 +196,8 @@ def launch_and_stop(arguments: list[str]) -> None:
 @pytest.mark.forks
 def test_two_ranks_resume_bit_identically_after_sigterm(uninterrupted, tmp_path, capfd):
     folder = tmp_path / "stopped"
-    arguments = ["train", "digits", *command_line_options(FIELDS), "--workers", "1", "--run", str(folder)]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in FIELDS.items()]
+    arguments = ["train", "digits", *options, "--workers", "1", "--run", str(folder)]
     assert exit_codes(launch_and_stop, [(arguments,)]) == [130]
     output = capfd.readouterr().err
     assert f"lambdanets train --resume {folder}" in output  # printed only if the ranks stop before torchrun kills them

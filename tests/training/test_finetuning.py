@@ -47,13 +47,6 @@ def test_model_options_and_preprocessing_are_taken_from_the_weights(finetune):
     assert recipe.learning_rate == finetune.learning_rate
 
 
-def test_a_model_and_options_in_the_recipe_override_those_of_the_weights(finetune):
-    recipe = ClassificationTask.resolve(replace(finetune, model_options={"scope": 9, "query_depth": 4}))
-    assert recipe.model_options == {"scope": 9, "heads": 2, "query_depth": 4}
-    recipe = replace(finetune, model="lambda_resnet20_small")
-    assert ClassificationTask.resolve(recipe) == recipe
-
-
 def test_another_image_size_keeps_all_weights(finetune, weights):
     recipe = ClassificationTask.resolve(replace(finetune, image_size=15))
     assert recipe.preprocessing.image_size == 15

@@ -16,13 +16,8 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
     ("error", "is_lost"),
     [
         (RuntimeError(f"{GLOO}pair.cc:561] Connection closed by peer [127.0.0.1]:13188. This is typically"), True),
-        (
-            dist.DistNetworkError("The client socket has timed out after 2000ms while trying to connect to (host)"),
-            True,
-        ),
         (dist.DistBackendError("NCCL error: remote process exited\nncclRemoteError: A call failed possibly due"), True),
         (RuntimeError("Socket is a word of the dataset, and Timed out another"), False),
-        (RuntimeError("[enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:454] 80 vs 8"), False),
         (dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA"), False),
     ],
     ids=lambda value: str(value)[:40],

@@ -58,33 +58,13 @@ def test_rejects_an_invalid_recipe_json(content, message, tmp_path):
         read_recipe(tmp_path / "recipe.json")
 
 
-INVALID = [
-    *(("epochs", 0), ("batch_size", 0), ("batch_size", 10**12), ("training_images", 0), ("learning_rate", -1.0)),
-    *(("learning_rate", float("nan")), ("warmup_epochs", float("inf")), ("clip_gradient", -1.0), ("momentum", 1.0)),
-    *(("drop_path", 1.5), ("validation_share", 1e-9), ("hold_out", 0.99), ("image_size", 3), ("workers", -1)),
-    *(
-        ("std", (0.0,)),
-        ("mean", (0.5, 0.5)),
-        ("scale", (0.9, 0.1)),
-        ("scale", (0.5, 2.0)),
-        ("ratio", (0.0, 1.0)),
-        ("channels", 2),
-    ),
-    *(("optimizer", "lion"), ("flip", None), ("model_options", None), ("data", 7), ("seed", True), ("micro_batch", 0)),
-]
-INVALID_DETECTION = [
-    *(("max_objects", 0), ("mask_layers", -1), ("anchor_scale", 0.0), ("flip", 1.5)),
-    *(("jitter", (2.0, 1.0)), ("std", (0.2, 0.0, 0.2)), ("levels", ()), ("levels", (1.5,)), ("aspect_ratios", ())),
-    *(("aspect_ratios", (1.0, -1.0)), ("box_layers", (-1, 8)), ("box_layers", (0, 0)), ("mean", (0.5,))),
-]
-
-
 @pytest.mark.parametrize(
     ("recipe", "field", "value"),
     [
-        *((DIGITS, *row) for row in INVALID),
-        *((DETECTOR, *row) for row in INVALID_DETECTION),
-        *((SEGMENTER, *row) for row in (("image_size", 16), ("dice_weight", -1.0), ("jitter", (1.0,)))),
+        *((DIGITS, "epochs", 0), (DIGITS, "learning_rate", float("nan")), (DIGITS, "optimizer", "lion")),
+        *((DIGITS, "std", (0.0,)), (DIGITS, "mean", (0.5, 0.5)), (DIGITS, "scale", (0.9, 0.1)), (DIGITS, "flip", None)),
+        *((DETECTOR, "jitter", (2.0, 1.0)), (DETECTOR, "levels", ()), (DETECTOR, "mean", (0.5,))),
+        *((SEGMENTER, "image_size", 16), (SEGMENTER, "dice_weight", -1.0)),
     ],
 )
 def test_rejects_a_recipe_field_out_of_range(recipe, field, value):

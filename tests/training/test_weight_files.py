@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import resource
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +14,11 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from lambdanets.cli import main
+from commands import fail
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import load
 from lambdanets.models.weights import FOLDER, packaged_models
-from training.teachers import write_teacher
+from training.teachers import RECIPE, write_teacher
 
 
 def copy_changed(source, target, change, metadata=None):
@@ -48,17 +49,8 @@ def put_nan(name):
 def classifier(tmp_path_factory):
     """Weights of an untrained classifier of dark and light images, with a NaN in its first convolution."""
     folder = tmp_path_factory.mktemp("classifier")
-    teacher = write_teacher(folder / "teacher", ("dark", "light"))
+    teacher = write_teacher(folder / "teacher", ("dark", "light"), recipe=replace(RECIPE, model_options={}))
     return copy_changed(teacher / "weights.safetensors", folder / "nan.safetensors", put_nan("conv1.weight"))
-
-
-def run_rejected_command(capsys, *arguments):
-    """Run a command that is rejected, and return the only line that it prints."""
-    assert main([str(argument) for argument in arguments]) == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert output.err.count("\n") == 1
-    return output.err.strip()
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate", "pseudo-label", "train"])
@@ -74,7 +66,7 @@ def test_commands_reject_a_classifier_with_nan_weights(
         "train": ["train", "--weights", classifier, "--channels", 3, "--data", two_classes, "--run", tmp_path / "run"],
     }[command]
     expected = f"lambdanets: {classifier} must contain only finite weights, got NaN in conv1.weight"
-    assert run_rejected_command(capsys, *arguments) == expected
+    assert fail(capsys, *arguments) == expected
     assert sorted(tmp_path.rglob("*")) == files_before
 
 
@@ -92,9 +84,9 @@ def test_predict_rejects_weights_whose_outputs_overflow(two_classes, tmp_path):
 def test_rejects_classes_that_are_not_a_list_of_names(classes, tmp_path, capsys):
     source = write_teacher(tmp_path / "teacher", ("dark", "light")) / "weights.safetensors"
     path = copy_with_card(source, tmp_path / "wrong.safetensors", read_card_json(source) | {"classes": classes})
-    assert "has no valid model card: classes" in run_rejected_command(capsys, "evaluate", path)
+    assert "has no valid model card: classes" in fail(capsys, "evaluate", path)
     bare = copy_changed(source, tmp_path / "bare.safetensors", lambda tensors: None, {"other": ""})
-    assert "has no model card; use" in run_rejected_command(capsys, "evaluate", bare)
+    assert "has no model card; use" in fail(capsys, "evaluate", bare)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "train --weights", "train scattered_digits --weights"])
@@ -107,7 +99,7 @@ def test_commands_reject_a_pickle_that_contains_code(command, two_classes, tmp_p
     path.write_bytes(pickle.dumps(Evil(), protocol=4))
     options = ["--data", two_classes, "--run", tmp_path / "run"] if command == "train --weights" else []
     options += ["--quicktest", "--run", tmp_path / "run"] if command.startswith("train scattered") else []
-    assert f"{path} is not a checkpoint" in run_rejected_command(capsys, *command.split(), path, *options)
+    assert f"{path} is not a checkpoint" in fail(capsys, *command.split(), path, *options)
     assert not recwarn.list
     assert not (tmp_path / "ran").exists()
     assert not (tmp_path / "run").exists()

@@ -1,13 +1,11 @@
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from coco_files import SQUARE, annotation, content, decode_mask, image, write
+from coco_files import annotation, content, decode_mask, image, write
 
 from lambdanets.data.coco.annotations import Object, read_annotations
-from lambdanets.data.coco.masks import encode_rle, masks_api, to_cropped_mask
-from lambdanets.errors import InputError
+from lambdanets.data.coco.masks import encode_rle, to_cropped_mask
 
 HEIGHT, WIDTH = 40, 23
 
@@ -67,12 +65,3 @@ def test_damaged_rle_is_accepted_only_if_it_covers_the_image(tmp_path: Path) -> 
     accepted = read(tmp_path, *damaged)[2000:]
     assert 0 < len(accepted) < 100
     assert all(decode_mask(obj, HEIGHT, WIDTH).any() for obj in accepted)
-
-
-def test_error_without_faster_coco_eval_has_the_install_command(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    masks_api.cache_clear()
-    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
-    with pytest.raises(InputError, match=r"pip install 'lambdanets\[detection\]'"):
-        read(tmp_path, [SQUARE])

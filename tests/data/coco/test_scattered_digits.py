@@ -1,10 +1,7 @@
 from pathlib import Path
 
-import numpy as np
-from coco_files import decode_mask
-
 from lambdanets.data.coco.images import open_annotated
-from lambdanets.data.coco.scattered_digits import MIN_BRIGHTNESS, open_digits, scattered_digits, write_scattered_digits
+from lambdanets.data.coco.scattered_digits import open_digits, scattered_digits, write_scattered_digits
 
 
 def test_the_set_of_published_results_has_not_changed() -> None:
@@ -17,17 +14,3 @@ def test_written_images_are_those_in_memory(tmp_path: Path) -> None:
     assert written.annotations == in_memory.annotations
     assert written.load(5)[0].tobytes() == in_memory.load(5)[0].tobytes()
     assert not written.load(9)[1].objects  # of every tenth
-
-
-def test_masks_equal_the_pixels_of_the_digits() -> None:
-    training = scattered_digits("train", 60, seed=1)
-    for index in range(len(training)):
-        image, annotated = training.load(index)
-        size = annotated.height, annotated.width
-        masks = [decode_mask(obj, *size) for obj in annotated.objects]
-        assert image.mode == "L"
-        assert (sum(masks, np.zeros(size)) == (np.asarray(image) >= MIN_BRIGHTNESS)).all()
-        for obj, mask in zip(annotated.objects, masks, strict=True):
-            rows, columns = np.nonzero(mask)
-            assert obj.box == (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
-            assert obj.area == mask.sum()

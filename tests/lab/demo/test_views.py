@@ -2,7 +2,6 @@
 
 import base64
 import csv
-import dataclasses
 import io
 
 import numpy as np
@@ -27,11 +26,6 @@ def prediction(digits):
     return predict_image(digits, image, caption)
 
 
-@pytest.fixture(scope="module")
-def detector(trained_detector):
-    return ln.load(trained_detector / "run")
-
-
 def decode(url):
     return base64.b64decode(url.partition(",")[2])
 
@@ -43,7 +37,8 @@ def test_examples_of_digits_are_classified_as_by_predict(digits):
         assert summary["headline"].startswith(f"Class {caption.removeprefix('digit ')}, with probability ")
 
 
-def test_counted_objects_are_those_of_the_table_and_the_label_image(detector):
+def test_counted_objects_are_those_of_the_table_and_the_label_image():
+    detector = ln.load("nuclei")
     image, caption = example_images(detector)[0]
     summary = predict_image(detector, image, caption).summary
     expected = detector.predict(image)[0].above(MIN_SCORE)
@@ -76,10 +71,3 @@ def test_maps_have_the_numbers_of_explain(digits, prediction):
     assert texts["largest-content"] == f"{attention.content[1].abs().max():.2g}"
     assert texts["largest-position"] == f"{attention.position[1].abs().max():.2g}"
     assert texts["position"] == f"{round(100 * float(explanation.position_share(layer)[attention.at]))}%"
-
-
-def test_model_without_lambda_layers_has_no_maps(digits):
-    network = ln.create_model("resnet20_mixer_small", num_classes=10, in_chans=1, mixer="convolution").eval()
-    prediction = predict_image(dataclasses.replace(digits, model=network), Image.new("L", (8, 8)), "black")
-    assert len(prediction.summary["bars"]) == 5
-    assert prediction.summary["layers"] == []

@@ -116,23 +116,6 @@ def test_map_reproduces_the_output_on_graphs():
     assert_reproduces(layer, inputs, output, [(0,), (1,), (2,)], lambda position: (0, *position))
 
 
-def test_padding_may_be_nan():
-    layer = make_layer(ln.LambdaLayer, {"position": False})
-    x = torch.randn(1, 4, 8, dtype=torch.float64)
-    x[0, 3] = torch.nan
-    mask = torch.tensor([[[True, True, True, False]]])
-    output = compute_attention_map(layer, layer.prepare(x, mask=mask), (1,), "layer").output()
-    torch.testing.assert_close(output, layer(x, mask=mask)[0, 1], rtol=1e-10, atol=1e-10)
-
-
-def test_bfloat16_maps_are_computed_in_float32():
-    layer = make_layer(ln.LambdaLayer2d, {"scope": 3}).bfloat16()
-    x = torch.randn(1, 8, 5, 6).bfloat16()
-    attention = compute_attention_map(layer, layer.prepare(x), (2, 3), "layer")
-    assert attention.total.dtype == torch.float32
-    torch.testing.assert_close(attention.output(), layer(x)[0, :, 2, 3].float(), rtol=0.02, atol=0.02)
-
-
 def test_shared_keys_are_normalized_over_the_positions():
     layer = make_layer(ln.LambdaLayer2d, {"scope": 3, "intra_depth": 2})
     mask = torch.ones(1, 5, 6, dtype=torch.bool)

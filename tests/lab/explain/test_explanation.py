@@ -139,21 +139,11 @@ def test_at_is_a_position_of_the_layer_for_tokens_and_sequences():
         explanation.attention_map(at=5)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ln.explain(nn.Conv2d(3, 3, 1), torch.zeros(1, 3, 4, 4)), "model must have lambda layers, got Conv2d"),
-        (lambda: ln.explain(make_network(), torch.zeros(1, 3, 32, 32)).receptive_field("layer9"), "name of a module"),
-        (
-            lambda: ln.explain(ln.LambdaLayer2d(4, content=False), torch.zeros(1, 4, 3, 3)).keys(),
-            "layer must have a content term",
-        ),
-    ],
-)
-def test_invalid_arguments_are_one_line_errors(make, message):
-    with pytest.raises(InputError, match=message) as raised:
-        make()
-    assert "\n" not in str(raised.value)
+def test_rejects_models_without_lambda_layers_and_other_modules():
+    with pytest.raises(InputError, match="model must have lambda layers, got Conv2d"):
+        ln.explain(nn.Conv2d(3, 3, 1), torch.zeros(1, 3, 4, 4))
+    with pytest.raises(InputError, match="name of a module"):
+        ln.explain(make_network(), torch.zeros(1, 3, 32, 32)).receptive_field("layer9")
 
 
 FILES = ["attention.png", "explanation.npz", "keys.png", "receptive_field.png", "shares.png"]
@@ -184,14 +174,6 @@ def test_command_writes_figures_and_numbers(quick_run, image, tmp_path, capsys):
         assert {f"share/{name}" for name in explanation.layers} < set(numbers.files)
     output = capsys.readouterr().out
     assert all(name in output for name in (*explanation.layers, "position share", *FILES))
-
-
-def test_command_explains_detectors(image, tmp_path, capsys):
-    write_constructed_detector(tmp_path)
-    out = tmp_path / "out"
-    assert main(["explain", str(tmp_path / "initial.safetensors"), str(image), "--out", str(out)]) == 0
-    assert "pixel 15, 25" in capsys.readouterr().out
-    assert np.load(out / "explanation.npz")["gradient"].shape == (30, 50)
 
 
 def test_invalid_options_are_errors_without_a_folder(quick_run, image, tmp_path, capsys):

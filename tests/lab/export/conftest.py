@@ -1,4 +1,4 @@
-"""Models of few layers, and a detector with its exported file: exports are slow."""
+"""A model of few layers, and a detector with its exported file: exports are slow."""
 
 import functools
 from collections.abc import Iterator
@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import lambdanets as ln
-from lab.export.shallow_resnet import shallow_lambda_resnet
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.training.initial_weights import build_model
 from lambdanets_lab.export.export import Exported
 from noise_images import write_two_classes
 from training.detection.constructed_detector import write_constructed_detector
-from training.runs import quick_recipe
+from training.runs import SHALLOW, quick_recipe
 
 
 class ExportedDetector(NamedTuple):
@@ -47,9 +46,7 @@ def shallow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the weights of a shallow LambdaResNet, constructed to classify two classes. Read-only."""
     folder = tmp_path_factory.mktemp("shallow")
     recipe = quick_recipe(write_two_classes(folder / "images"))
-    recipe = replace(
-        recipe, model=shallow_lambda_resnet.__name__, model_options={"zero_init_last": False}, drop_path=0.0
-    )
+    recipe = replace(recipe, model_options=SHALLOW | {"zero_init_last": False}, drop_path=0.0)
     torch.manual_seed(0)
     model = build_model(recipe, 2).eval()
     with torch.no_grad():
@@ -68,7 +65,7 @@ def shallow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def exported_detector(tmp_path_factory: pytest.TempPathFactory) -> ExportedDetector:
     folder = tmp_path_factory.mktemp("exported_detector")
-    write_constructed_detector(folder, model=shallow_lambda_resnet.__name__)
+    write_constructed_detector(folder)
     detector = ln.load(folder / "initial.safetensors", device="cpu")
     exported = ln.export(detector, folder / "m.onnx", dynamic=True)
     return ExportedDetector(detector, folder / "initial.safetensors", folder / "digits", exported)

@@ -132,28 +132,28 @@ def test_full_disk_error_names_the_file(file_format, tmp_path):
 
 def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Path("shallow_lambda_resnet").mkdir()  # a folder without weights is not the model
-    command = "export shallow_lambda_resnet --image-size 16 20 --seconds 0.1"
+    Path("lambda_resnet20_small").mkdir()  # a folder without weights is not the model
+    command = "export lambda_resnet20_small --image-size 16 20 --seconds 0.1"
     assert main(command.split()) == 0
     output = capsys.readouterr().out
     assert "images 1 x 3 x 16 x 20: relative difference" in output
     assert "ONNX Runtime" in output
     assert "model.onnx: " in output
     assert b"site-packages" not in Path("model.onnx").read_bytes()  # no paths of this machine
-    assert file_names(tmp_path) == ["model.onnx", "shallow_lambda_resnet"]
+    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
     assert main(command.split()) == 2
     assert main(["export", "unknown_model"]) == 2
     assert main(["export", "missing.safetensors", "--out", "other.onnx"]) == 2
     assert main(["export", "missing/run", "--out", "other.onnx"]) == 2
-    assert main(["export", "shallow_lambda_resnet", "--out", "other.pt"]) == 2
-    assert main(["export", "shallow_lambda_resnet", "--to", "openvino", "--int8", "images", "--dynamic"]) == 2
+    assert main(["export", "lambda_resnet20_small", "--out", "other.pt"]) == 2
+    assert main(["export", "lambda_resnet20_small", "--to", "openvino", "--int8", "images", "--dynamic"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 6
     assert "dynamic must be False for int8 with openvino" in errors[5]
     assert "missing/run" in errors[3]
     assert "--out must end in .onnx for --to onnx" in errors[4]
     assert "model.onnx exists" in errors[0]
-    assert file_names(tmp_path) == ["model.onnx", "shallow_lambda_resnet"]
+    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
 
 
 def test_python_code_of_deploy_page_classifies_as_predict(shallow_run, tmp_path, monkeypatch, capsys):

@@ -14,46 +14,38 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 MAPS_2D = {"scope": 7, "stride": 2, "intra_depth": 4, "normalize_keys": "l2", "normalize_queries": "softmax"}
 DILATED = {"scope": 5, "dilation": 2, "multi_head": True, "heads": 2, "position_bias": True}
+
+
+def maps(b, n, m):
+    return {"x": torch.randn(b, 8, n, m)}
+
+
+def volumes(b, n, m):
+    return {"x": torch.randn(b, 8, 1 + m // 3, n // 2, m // 2)}
+
+
+def sequences(b, n, m):
+    return {"x": torch.randn(b, 8, 4 * n)}
+
+
+def tokens(b, n, m):
+    return {"x": torch.randn(b, 4 * n, 8)}
+
+
+def pairs(b, n, m):
+    return {"x": torch.randn(b, n, 8), "context": torch.randn(b, m, 8), "mask": torch.rand(b, n, m) > 0.3}
+
+
 # Layers, and their inputs for sizes b, n, m.
 LAYERS = {
-    "dilated": (LambdaLayer2d(8, **DILATED), lambda b, n, m: {"x": torch.randn(b, 8, n, m)}),
-    "volume": (
-        LambdaLayer3d(8, scope=None, grid=(7, 11, 9)),
-        lambda b, n, m: {"x": torch.randn(b, 8, 1 + m // 3, n // 2, m // 2)},
-    ),
-    "causal sequence": (
-        LambdaLayer1d(8, scope=7, causal=True),
-        lambda b, n, m: {"x": torch.randn(b, 8, 4 * n)},
-    ),
-    "tokens": (
-        LambdaLayer(8, embedding=RelativeEmbedding((9,), 16)),
-        lambda b, n, m: {"x": torch.randn(b, 4 * n, 8)},
-    ),
-    "causal tokens": (
-        LambdaLayer(8, causal=True, position=False, normalize_keys="l2"),
-        lambda b, n, m: {"x": torch.randn(b, 4 * n, 8)},
-    ),
-    "padded maps": (
-        LambdaLayer2d(8, **MAPS_2D),
-        lambda b, n, m: {"x": torch.randn(b, 8, n, m), "mask": torch.rand(b, n, m) > 0.3},
-    ),
-    "masked pairs": (
-        LambdaLayer(8),
-        lambda b, n, m: {
-            "x": torch.randn(b, n, 8),
-            "context": torch.randn(b, m, 8),
-            "mask": torch.rand(b, n, m) > 0.3,
-            "embeddings": torch.randn(n, m, 16),
-        },
-    ),
-    "padded context": (
-        LambdaLayer(8, position=False),
-        lambda b, n, m: {
-            "x": torch.randn(b, n, 8),
-            "context": torch.randn(b, m, 8),
-            "mask": torch.rand(b, 1, m) > 0.3,
-        },
-    ),
+    "dilated": (LambdaLayer2d(8, **DILATED), maps),
+    "volume": (LambdaLayer3d(8, scope=None, grid=(7, 11, 9)), volumes),
+    "causal sequence": (LambdaLayer1d(8, scope=7, causal=True), sequences),
+    "tokens": (LambdaLayer(8, embedding=RelativeEmbedding((9,), 16)), tokens),
+    "causal tokens": (LambdaLayer(8, causal=True, position=False, normalize_keys="l2"), tokens),
+    "padded maps": (LambdaLayer2d(8, **MAPS_2D), lambda *s: maps(*s) | {"mask": torch.rand(s) > 0.3}),
+    "masked pairs": (LambdaLayer(8), lambda b, n, m: pairs(b, n, m) | {"embeddings": torch.randn(n, m, 16)}),
+    "padded context": (LambdaLayer(8, position=False), lambda *s: pairs(*s) | {"mask": torch.rand(s)[:, :1] > 0.3}),
 }
 
 

@@ -57,14 +57,6 @@ def test_int8_that_loses_accuracy_is_not_kept(classifier, tmp_path, monkeypatch)
     assert signal_is_handled()  # crashes if OpenVINO's signal stack is still set
 
 
-def test_signals_are_handled_after_openvino_networks_are_deleted(tmp_path):
-    network = nn.Conv2d(3, 2, 1)
-    runs = [ln.export(network, tmp_path / f"{i}.xml", to="openvino", image_size=8).run for i in range(2)]
-    while runs:
-        runs.pop(0)
-        assert signal_is_handled()
-
-
 def signal_is_handled():
     received = []
     previous = signal.signal(signal.SIGUSR1, lambda *_: received.append(True))

@@ -9,7 +9,6 @@ from torch import nn
 from lab.mixers.reference_mixers import REFERENCES
 from lambdanets_lab.mixers import MIXERS, option_names
 from lambdanets_lab.mixers.linear import SoftmaxPerformer, orthogonal_rows
-from lambdanets_lab.mixers.local import weighted_sum
 
 WITH_HEADS = {name for name in MIXERS if "heads" in option_names(name)}
 WITH_SCOPE = {name for name in MIXERS if "scope" in option_names(name)}
@@ -93,32 +92,6 @@ def test_outputs_and_gradients_are_accurate_under_autocast(name, dtype):
     assert error < (0.3 if dtype == torch.bfloat16 else 0.05)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("global_attention", {"heads": 5}, "heads must divide dim_out = 16, got 5"),
-        ("axial_attention", {"heads": 0}, "heads must be an integer of at least 1, got 0"),
-        ("local_attention", {"heads": 16}, "heads must have an even number of channels"),
-        ("local_attention", {"scope": 4}, "scope must be odd, got 4"),
-        ("local_relation", {"share": 3}, "share must divide dim_out = 16, got 3"),
-        ("augmented_attention", {"value_ratio": 1}, "value_ratio must leave channels for the convolution"),
-    ],
-)
-def test_rejects_invalid_options(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        MIXERS[name](16, **options)
-
-
-@pytest.mark.parametrize("name", ["global_attention", "axial_attention", "local_attention", "augmented_attention"])
-def test_attention_uses_a_fused_sdpa_kernel(name):
-    layer, x = MIXERS[name](16, heads=2), random_maps(1, 16, 24, 24, dtype=torch.float32).requires_grad_()
-    with torch.profiler.profile() as profile:
-        layer(x).sum().backward()
-    operations = {event.key for event in profile.key_averages()}
-    assert any("flash_attention_for_cpu_backward" in name for name in operations)
-    assert not any("attention_math" in name for name in operations)
-
-
 @pytest.mark.parametrize("sides", [(3, 5), (12, 20)], ids=str)
 def test_offsets_beyond_max_distance_are_clipped(sides):
     short, long = build("global_attention", max_distance=2), build("global_attention", max_distance=19)
@@ -128,11 +101,6 @@ def test_offsets_beyond_max_distance_are_clipped(sides):
         long_table.table.data = torch.cat(ends)
     x = random_maps(1, 16, *sides)
     torch.testing.assert_close(short(x), long(x))
-
-
-def test_weighted_sums_in_bfloat16_are_accumulated_in_float32():
-    weights, maps = torch.ones(1, 1, 289, 1).bfloat16(), torch.ones(1, 1, 17, 17).bfloat16()
-    assert weighted_sum(weights, maps, 17).item() == 288  # 289 rounded once; sums in bfloat16 stay at 256
 
 
 def random_heads(*shape):
@@ -156,16 +124,6 @@ def test_softmax_performer_converges_to_softmax_attention():
     assert errors[1] < errors[0] / 2
     assert errors[2] < errors[1] / 2.5
     assert errors[2] < 0.05
-
-
-def test_softmax_features_do_not_overflow():
-    queries, keys, values = (100 * random_heads(1, 2, 30, 8)).float()
-    layer = SoftmaxPerformer(16, heads=2)
-    inputs = [x.requires_grad_() for x in (queries, keys, values)]
-    output = layer.attend(*inputs)
-    output.sum().backward()
-    assert output.isfinite().all()
-    assert all(x.grad.isfinite().all() for x in inputs)
 
 
 def test_random_features_are_orthogonal_with_gaussian_norms():

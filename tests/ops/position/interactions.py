@@ -27,7 +27,7 @@ def supported_algorithms(*grid: int) -> list[str]:
 
 
 class Spy:
-    """Makes an algorithm that limits the examples per call, counts calls of `prepare` and records queries.
+    """Makes an algorithm that limits the examples per call and records queries.
 
     dtype: replaces the one in which the algorithm would compute.
     """
@@ -35,23 +35,19 @@ class Spy:
     def __init__(self, name: str, max_batch: int = 1 << 30, dtype: torch.dtype | None = None) -> None:
         self.inner, self.max_batch, self.dtype = ALGORITHMS[name], max_batch, dtype
         self.unsupported = self.inner.unsupported
-        self.num_prepared, self.queries = 0, list[Tensor]()
+        self.queries = list[Tensor]()
         choose.cache_clear()  # its plans have the algorithm
 
     def __call__(self, problem: Problem) -> Algorithm:
         algorithm = self.inner(problem._replace(batch=min(problem.batch, self.max_batch)))
         algorithm.dtype = self.dtype or algorithm.dtype
-        prepare, forward = algorithm.prepare, algorithm.forward
-
-        def count(table: Tensor) -> Any:
-            self.num_prepared += 1
-            return prepare(table)
+        forward = algorithm.forward
 
         def record(queries: Tensor, *others: Any) -> Tensor:
             self.queries.append(queries)
             return forward(queries, *others)
 
-        algorithm.prepare, algorithm.forward = count, record
+        algorithm.forward = record
         return algorithm
 
 

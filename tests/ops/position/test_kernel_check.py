@@ -100,10 +100,6 @@ def test_check_does_not_run_in_the_mode_of_the_caller(mode, kernels):
         assert chosen() == "fused"
 
 
-def test_check_does_not_run_inside_vmap(kernels):
-    torch.func.vmap(lambda x: x if chosen() == "fused" else None)(torch.ones(2))
-
-
 def test_kernels_chosen_by_name_need_no_check(kernels):
     assert choose(PROBLEM, "fused").algorithm == "fused"
     assert choose(PROBLEM, "query_order").algorithm == "query_order"

@@ -36,16 +36,6 @@ def digest():
     return hashlib.sha256(b"".join(x.numpy().tobytes() for name in SIZES for x in run(name))).hexdigest()
 
 
-def run_script(script, **variables):
-    """Run code in a new process, which imports this file as `tests`; return its output."""
-    folder = str(Path(__file__).parent)
-    code = f"import sys; sys.path.insert(0, {folder!r})\nimport test_native_safety as tests\n{script}"
-    environment = os.environ | variables
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
-
-
 @pytest.fixture
 def two_threads():
     threads = torch.get_num_threads()
@@ -103,8 +93,12 @@ def test_eight_callers_with_teams_of_threads_get_the_same_bits(count):
 @needs_native
 @pytest.mark.slow
 def test_fewer_threads_than_asked_for_are_right():
-    environment = {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "3", "OMP_DYNAMIC": "true"}
-    assert run_script("tests.torch.set_num_threads(5)\nprint(tests.digest())", **environment) == digest()
+    folder = str(Path(__file__).parent)
+    code = f"import sys; sys.path.insert(0, {folder!r})\nimport test_native_safety as tests\n"
+    code += "tests.torch.set_num_threads(5)\nprint(tests.digest())"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "3", "OMP_DYNAMIC": "true"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert result.stdout.strip() == digest(), result.stderr
 
 
 @needs_native

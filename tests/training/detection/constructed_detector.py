@@ -7,7 +7,6 @@ of training and validation. Thus average precision is neither near 0 nor near 1,
 learning rate.
 """
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from training.detection.tiny_detection import (
     merge_into_two_categories,
     tiny_recipe,
 )
+from training.runs import read_metrics
 
 MIN_SIDE = 6  # pixels; for smaller boxes, a small shift changes the IoU too much
 
@@ -79,8 +79,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
 
 def assert_nontrivial_metrics(run: Path) -> None:
     """Assert that all validation metrics are between 0.1 and 0.9. Otherwise, equal metrics would prove little."""
-    with (run / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["split"] == "val"]
+    rows = read_metrics(run, "val")
     assert rows
     assert all(0.1 < float(row[name]) < 0.9 for row in rows for name in METRICS), rows
 

@@ -112,16 +112,6 @@ def test_box_of_a_cropped_object_encloses_its_remaining_mask():
     assert num_thin > 5
 
 
-def test_scale_1_without_flip_leaves_an_image_unchanged(disc_image):
-    image, annotated = disc_image
-    recipe = replace(RECIPE, image_size=97, jitter=(1.0, 1.0), flip=0.0)
-    unchanged, target = augment(image, annotated, recipe)
-    assert torch.equal(
-        (unchanged * 255).round().to(torch.uint8), torch.from_numpy(np.array(image))[None].expand(3, -1, -1)
-    )
-    assert target["boxes"].tolist() == [pytest.approx(annotated.objects[0].box, abs=1e-4)]
-
-
 def test_labels_number_the_category_ids_and_crowds_are_left_out():
     runs = {"size": [20, 30], "counts": [0, 600]}
     crowd = coco_files.annotation(2, iscrowd=1, segmentation=runs, bbox=[0, 0, 30, 20], area=600, category_id=3)

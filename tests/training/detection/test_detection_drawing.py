@@ -49,30 +49,11 @@ def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
     assert np.abs(object_1 - object_2).max() > 60
 
 
-def test_cropped_masks_are_drawn_at_their_place(objects):
-    patches = [CroppedMask(4, 5, np.ones((10, 30), bool)), CroppedMask(18, 5, np.ones((12, 30), bool))]
-    assert overlay(GRAY, Detections(**objects)) == overlay(GRAY, Detections(**objects | {"crops": patches}))
-
-
 @pytest.mark.parametrize("name", ["猫 🐈", "\ud800", "a$b^c\nd", ""])
 def test_names_of_any_script_are_drawn_without_a_warning(objects, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         overlay(GRAY, Detections(**objects | {"classes": (name, name)}))
-
-
-def test_objects_of_one_class_are_drawn_as_outlines(objects):
-    image = Image.new("L", (700, 500), 150)
-    masks = torch.zeros(1, 500, 700, dtype=torch.bool)
-    masks[0, 100:200, 300:500] = True
-    boxes = torch.tensor([[300.0, 100, 500, 200]])
-    objects = Detections(boxes, torch.tensor([1]), torch.ones(1), whole_masks(masks), (500, 700), ("cat",))
-    drawing = np.asarray(overlay(image, objects))
-    changed = (drawing != 150).any(2)
-    assert changed[100, 300:500].all()
-    assert changed[100:200, 300].all()
-    assert not changed[105:195, 305:495].any()
-    assert not changed[:100].any()
 
 
 def test_dim_image_is_bright_in_figures_and_others_are_unchanged():

@@ -6,10 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from lambdanets.errors import InputError
-from lambdanets.inference.detector import Detector
-from lambdanets.inference.loading import load_one_of
 from lambdanets.inference.model_card import ClassifierCard, make_card
-from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
@@ -78,36 +75,8 @@ def test_error_for_pretrained_suggests_a_weight_file(tmp_path):
     assert all(torch.equal(tensor, weights[name]) for name, tensor in network.items())
 
 
-def test_embedding_tables_of_a_classifier_are_interpolated(tmp_path):
-    write_classifier(tmp_path / "weights.safetensors")
-    options = {"model_options": {"scope": 7}, "levels": (3, 4), "pyramid_channels": 8}
-    model = build_model(replace(DIGITS, weights=str(tmp_path / "weights.safetensors"), **options), 3)
-    tables = [module.table for module in model.modules() if isinstance(module, RelativeEmbedding)]
-    assert tables
-    assert all(table.shape[:2] == (7, 7) for table in tables)
-
-
-INCOMPATIBLE = [
-    ({"model": "resnet10t"}, r"\) only in the model"),
-    ({"channels": 1}, r"conv1\.weight"),
-]
-
-
-@pytest.mark.parametrize(("fields", "difference"), INCOMPATIBLE, ids=str)
-def test_error_for_weights_of_another_network_names_the_difference(fields, difference, tmp_path):
-    write_classifier(tmp_path / "weights.safetensors", **fields)
-    with pytest.raises(InputError, match=rf"weights\.safetensors .*{difference}"):
-        build_model(replace(DIGITS, weights=str(tmp_path / "weights.safetensors"), levels=(3, 4)), 3)
-
-
 def test_images_are_resized_in_evaluation_but_not_in_training():
     model = build_model(replace(DIGITS, image_size=32, levels=(2, 3), pyramid_channels=8), 2)
     image = torch.rand(3, 20, 30)
     assert model.eval().transform([image])[0].image_sizes == [(21, 32)]
     assert model.train().transform([image])[0].image_sizes == [(20, 30)]
-
-
-def test_load_detector_rejects_a_classifier(tmp_path):
-    write_classifier(tmp_path / "weights.safetensors")
-    with pytest.raises(InputError, match="must be a detection model, got a classification model"):
-        load_one_of((Detector,), tmp_path / "weights.safetensors")

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from data.coco.coco_files import image, write
+from data.coco.coco_files import annotation, image, write
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
@@ -25,10 +25,8 @@ def write_two_rectangles(folder: Path) -> None:
     annotations = []
     for category, (left, top, right, bottom) in BOXES.items():
         pixels[top:bottom, left:right] = SHADES[category]
-        width, height = right - left, bottom - top
-        polygon = [left, top, right, top, right, bottom, left, bottom]
-        shape = {"bbox": [left, top, width, height], "area": width * height, "segmentation": [polygon]}
-        annotations.append({"id": category, "image_id": 1, "category_id": category, "iscrowd": 0} | shape)
+        polygon, box = [left, top, right, top, right, bottom, left, bottom], [left, top, right - left, bottom - top]
+        annotations.append(annotation(category, category_id=category, bbox=box, area=None, segmentation=[polygon]))
     content = {"images": [image(1, height=SIDE, width=SIDE)], "annotations": annotations, "categories": TWO_CATEGORIES}
     (folder / "images").mkdir()
     Image.fromarray(pixels.numpy()).save(folder / "images/1.png")

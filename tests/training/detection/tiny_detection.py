@@ -8,7 +8,7 @@ from typing import Any
 from lambdanets.data.coco.scattered_digits import CATEGORIES, write_scattered_digits
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.recipes import DetectionRecipe
-from training.runs import SEED
+from training.runs import SEED, SHALLOW
 
 NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES = 4, 2
 TWO_CATEGORIES = ({"id": 4, "name": "others"}, {"id": 7, "name": "with a loop"})
@@ -19,6 +19,7 @@ def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
     if not (folder / "train.json").exists():
         write_scattered_digits(folder, NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, 0)
     fields = {
+        "model_options": SHALLOW,
         "data": str(folder / "train.json"),
         "images": str(folder / "train"),
         "validation_data": str(folder / "val.json"),

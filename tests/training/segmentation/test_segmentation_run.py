@@ -1,32 +1,20 @@
 """Segmentation runs from end to end. Behavior that all tasks share is tested in training/test_run.py."""
 
-import csv
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import one_hot
 
 from convergence import train_until
-from lambdanets.data.coco.images import IGNORED, make_semantic_mask
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.model_card import SegmenterCard, make_card
-from lambdanets.inference.segmenter import SegmentationEvaluator, Segmenter
 from lambdanets.tasks.segmentation import SegmentationTask
 from lambdanets.training import run
 from lambdanets.training.initial_weights import build_model
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
-from training.detection.tiny_detection import edit_annotations
-from training.runs import load_weights, run_on_two_ranks
+from training.runs import load_weights, read_metrics, run_on_two_ranks
 from training.segmentation.tiny_segmentation import CLASSES, tiny_segmentation
-
-
-def read_metrics(folder, split):
-    with (folder / "metrics.csv").open() as file:
-        return [row for row in csv.DictReader(file) if row["split"] == split]
 
 
 def test_a_compiled_run_does_not_compile_for_each_size_of_images(tmp_path, monkeypatch):
@@ -86,33 +74,6 @@ def test_segmentation_metrics_do_not_depend_on_the_world_size(tmp_path):
     expected = validate(recipe, BatchSlice())
     assert 0 < expected["dice"] < 1
     assert run_on_two_ranks(lambda rank: validate(recipe, BatchSlice(rank, 2)), tmp_path) == [expected, expected]
-
-
-class Oracle(nn.Module):
-    """Returns the classes of the images in order, in crowd regions always the last class."""
-
-    def __init__(self, images):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-        self._maps = iter([torch.from_numpy(make_semantic_mask(image)) for image in images.annotations.images])
-
-    def forward(self, x):
-        classes = next(self._maps)
-        return one_hot(classes.where(classes != IGNORED, 2).long(), 3).permute(2, 0, 1)[None].float()
-
-
-def test_crowds_are_not_scored(tmp_path):
-    recipe = tiny_segmentation(tmp_path / "digits")
-
-    def hide_all_but_first(annotations):
-        return [annotation | {"iscrowd": int(annotation["id"] > 1)} for annotation in annotations]
-
-    edit_annotations(Path(recipe.validation_data), annotations=hide_all_but_first)
-    images = SegmentationTask(recipe).validation
-    assert any(instance.crowd for image in images.annotations.images for instance in image.objects)
-    segmenter = Segmenter(Oracle(images), make_card(SegmenterCard, recipe, CLASSES[1:], category_ids=(4, 7)))
-    scores = SegmentationEvaluator(segmenter, images).evaluate().scores
-    assert [dice for dice in scores.dice if dice is not None] == [1, 1]
 
 
 def test_weights_of_other_categories_reinitialize_only_the_last_layer(trained_segmenter):

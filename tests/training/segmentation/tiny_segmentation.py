@@ -23,7 +23,7 @@ def tiny_segmentation(folder: Path, **changes: Any) -> SegmentationRecipe:
         images=str(folder / "train"),
         validation_data=str(folder / "val.json"),
         validation_images=str(folder / "val"),
-        model_options={"scope": 5},
+        model_options={"scope": 5, "widths": [4, 8, 16], "lambda_stages": 2},
         image_size=48,
         rotate=True,
         clip_gradient=10.0,
