@@ -143,6 +143,18 @@ class DetectionTask(CocoTask):
         repeated = {name: value[chosen] for name, value in target.items()}
         return F.pad(image, padding), repeated | {"masks": F.pad(repeated["masks"], padding)}
 
+    def num_images(self, batch: Batch) -> int:
+        """Return the number of readable images in a batch, or 0 if batch norm would get a single value per channel.
+
+        This happens if the coarsest feature map of the whole batch has one position, as with a small scale of the
+        jitter and one image per micro-batch. Synchronized batch norm also has the values of other ranks.
+        """
+        if any(isinstance(module, nn.SyncBatchNorm) for module in self.model.modules()):
+            return len(batch.images)
+        stride = self.model.backbone.strides[-2]
+        sizes = [image.shape[-2:] for image in batch.images]
+        return len(sizes) if sum(-(-height // stride) * -(-width // stride) for height, width in sizes) > 1 else 0
+
     def losses(self, batch: Batch, recipe: DetectionRecipe) -> dict[str, Tensor]:
         """Return the losses, each a mean over the regions sampled in a micro-batch, times its number of images."""
         losses = self.model(batch.images, batch.targets)
