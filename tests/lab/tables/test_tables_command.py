@@ -9,6 +9,7 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets_lab.tables import paper
+from lambdanets_lab.tables.measured import Measured
 from lambdanets_lab.tables.paper import PaperNumber, paper_numbers, select_numbers
 from lambdanets_lab.tables.plots import draw
 from lambdanets_lab.tables.rendering import to_json
@@ -123,7 +124,7 @@ def test_all_numbers_listed_as_unreproducible_mismatch(comparisons):
 
 
 def test_json_has_all_numbers(comparisons):
-    numbers = json.loads(to_json(comparisons))["numbers"]
+    numbers = json.loads(to_json(comparisons, Measured()))["numbers"]
     assert [(n["row"], n["paper"], n["ours"]) for n in numbers] == [
         (c.paper.row, c.paper.value, c.ours) for c in comparisons
     ]
