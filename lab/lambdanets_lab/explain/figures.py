@@ -57,8 +57,8 @@ def panel_image(
     values: map (rows, columns). limits: values of the first and the last color. at: pixel (row, column) to mark.
     field: receptive field whose box to draw. The longer side of the result has PANEL_PIXELS pixels.
     """
-    scale = PANEL_PIXELS / max(image.size)
-    height, width = (max(scale * length, PANEL_PIXELS // 10) for length in (image.height, image.width))
+    longest = max(image.size)
+    height, width = (max(PANEL_PIXELS * side / longest, PANEL_PIXELS // 10) for side in (image.height, image.width))
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set_axis_off()
