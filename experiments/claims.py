@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import frontier
 from comparison import FASHION_MNIST, read_cifar10
 from pages import RESULTS, PageScript, replace_section
-from photographs import complete_runs
 
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import markdown_table
@@ -121,7 +120,7 @@ def mixers() -> list[Accuracy]:
 
 
 def photographs() -> list[Accuracy]:
-    runs = complete_runs(read_results(RESULTS / "photographs.json")["runs"])
+    runs = read_results(RESULTS / "photographs.json")["runs"]
     findings = []
     for size in sorted({run["image_size"] for run in runs}):
         top1 = [points(runs, {"mixer": mixer, "image_size": size}, "top1") for mixer in ("lambda", "convolution")]

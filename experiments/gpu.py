@@ -157,18 +157,9 @@ def compile_all() -> Row:
 
     tasks = kernels.configurations([int("".join(map(str, torch.cuda.get_device_capability())))])
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        failures = [failure for failure in pool.imap_unordered(compile_one, tasks) if failure]
+        results = zip(tasks, pool.imap(kernels.examine, tasks), strict=True)
+        failures = [f"{task}: {'; '.join(reasons)}"[:400] for task, (reasons, _) in results if reasons]
     return {"compiled": len(tasks) - len(failures)} | ({"failure": failures[0]} if failures else {})
-
-
-def compile_one(configuration: Any) -> str:
-    import kernels
-
-    try:
-        kernels.compile_kernel(configuration)
-    except Exception as error:
-        return " ".join(f"{configuration}: {type(error).__name__}: {error}".split())[:400]
-    return ""
 
 
 def self_test() -> Measurements:

@@ -59,8 +59,8 @@ def configurations(
     return list(distinct)
 
 
-def compile_kernel(configuration: Configuration, content: bool = True) -> Any:
-    """Compile a kernel with the arguments of a launch for 16-byte-aligned tensors, with or without a content lambda."""
+def compile_kernel(configuration: Configuration) -> Any:
+    """Compile a kernel with the arguments of a launch for 16-byte-aligned tensors, with a content lambda."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -71,7 +71,7 @@ def compile_kernel(configuration: Configuration, content: bool = True) -> Any:
     constants = kernel_constants(
         configuration.kernel, configuration.tiles, configuration.heads, getattr(torch, configuration.dtype)
     )
-    constants["CONTENT"] = content
+    constants["CONTENT"] = True
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
     signature: dict[str, str] = {}
     constexprs: dict[str, int] = {}

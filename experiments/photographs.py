@@ -11,7 +11,6 @@ layers that both have. After an interruption, run the script again. Results of o
 
 import argparse
 import itertools
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +63,8 @@ def measure(options: argparse.Namespace, out: Path) -> None:
     train_missing(options, out, "{mixer}-{image_size}-seed{seed}", keys, command, fields)
 
 
-def complete_runs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs of the seeds that have runs of both networks at all sizes."""
-    counts = Counter(run["seed"] for run in runs)
-    num_sizes = len({run["image_size"] for run in runs})
-    return [run for run in runs if counts[run["seed"]] == len(MIXERS) * num_sizes]
-
-
 def section(runs: list[dict[str, Any]]) -> str:
-    """The text between the page's markers, about the seeds that have runs of both networks at all sizes."""
-    runs = complete_runs(runs)
+    """The text between the page's markers."""
     sizes = sorted({run["image_size"] for run in runs})
     scores, gains = {}, []
     for mixer, name in MIXERS.items():

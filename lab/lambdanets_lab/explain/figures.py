@@ -51,14 +51,14 @@ def panel_image(
     colors: str = COLORS,
     at: tuple[int, int] | None = None,
     field: ReceptiveField | None = None,
-    side: int = PANEL_PIXELS,
 ) -> Image.Image:
     """Draw one panel without title and color bar, for pages that have text of their own.
 
     values: map (rows, columns). limits: values of the first and the last color. at: pixel (row, column) to mark.
-    field: receptive field whose box to draw. side: longer side of the result in pixels.
+    field: receptive field whose box to draw. The longer side of the result has PANEL_PIXELS pixels.
     """
-    height, width = (max(side * length / max(image.size), PANEL_PIXELS // 10) for length in (image.height, image.width))
+    longest = max(image.size)
+    height, width = (max(PANEL_PIXELS * side / longest, PANEL_PIXELS // 10) for side in (image.height, image.width))
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set_axis_off()

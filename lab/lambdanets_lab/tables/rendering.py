@@ -20,17 +20,15 @@ from lambdanets_lab.tables.verdicts import (
     summary,
 )
 
-NO_MEASUREMENTS = Measured()
 
-
-def to_json(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
+def to_json(comparisons: Sequence[Comparison], measured: Measured) -> str:
     """Format the summary, the machine, and one object per number as JSON."""
     numbers = [asdict(c.paper) | asdict(c) | {"paper": c.paper.value} for c in comparisons]
     content = {"summary": summary(comparisons), "measured_on": measured.machine or None, "numbers": numbers}
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def to_text(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
+def to_text(comparisons: Sequence[Comparison], measured: Measured) -> str:
     parts = []
     for name, table_comparisons in _by_table(comparisons).items():
         header, rows, notes = _cells(table_comparisons)
@@ -38,7 +36,7 @@ def to_text(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREME
     return "\n".join([*parts, *_summary_lines(comparisons, measured)]) + "\n"
 
 
-def to_markdown(comparisons: Sequence[Comparison], measured: Measured = NO_MEASUREMENTS) -> str:
+def to_markdown(comparisons: Sequence[Comparison], measured: Measured) -> str:
     """Format a page with one section per table and a paragraph that explains it."""
     parts = ["# The paper's tables", "", _OPENING, "", *_summary_lines(comparisons, measured), ""]
     for name, table_comparisons in _by_table(comparisons).items():
