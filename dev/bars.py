@@ -14,7 +14,7 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "tasks", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 18_847, "lab": 8_657, "native": 1_869, "everything": 32_551, "tests": 18_640}
+MAX_LINES = {"core": 18_395, "lab": 8_706, "native": 1_869, "everything": 32_148, "tests": 18_519}
 MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 54  # the chosen algorithm depends on the processor
 
 FORWARD = """
