@@ -14,8 +14,8 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "tasks", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 18_509, "lab": 8_638, "native": 1_869, "everything": 32_194, "tests": 18_591}
-MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 54  # the chosen algorithm depends on the processor
+MAX_LINES = {"core": 17_847, "lab": 8_158, "native": 1_869, "everything": 30_811, "tests": 16_679}
+MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 51  # the chosen algorithm depends on the processor
 
 FORWARD = """
 import sys, torch, lambdanets as ln
