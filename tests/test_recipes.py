@@ -64,7 +64,7 @@ def test_docstring_of_a_recipe_has_a_summary_and_a_command(name):
     assert summary.endswith(".")
     assert re.search(r"%|accuracy|AP|Dice|[Nn]ot measured|Not run", docstring)
     (command,) = re.findall(f"^Run: lambdanets train ({name}.*)$", docstring, re.MULTILINE)
-    recipe = parse_train_command(command.split()).recipe
+    recipe = parse_train_command(command.split())[2]
     assert all(getattr(recipe, field) != "" for field in recipe.PATHS)
 
 
