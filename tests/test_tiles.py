@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from skimage.measure import label, regionprops
 
-from lambdanets.data.coco.masks import CroppedMask
+from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.detections import Detections, make_label_image
 from lambdanets.inference.tiles import blend_tiles, detect_tiled, drop_duplicates
 

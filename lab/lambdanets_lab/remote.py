@@ -53,10 +53,11 @@ class RemoteStore(Store):
 
     def path(self, name: str) -> str:
         """The URL of a file."""
-        return f"{self.location}/{name}"
+        return f"{self._location}/{name}"
 
-    def read(self, name: str) -> bytes:
-        url = self.path(name)
+    def read_list(self) -> bytes:
+        """Read shards.json. Raises OSError."""
+        url = self.path(SHARD_LIST)
         return _with_retries(url, lambda: _file_system(url).cat_file(url))
 
     def open(self, shard: Shard) -> BinaryIO:
@@ -111,10 +112,13 @@ def _with_retries(url: str, function: Callable[[], T]) -> T:
     while True:
         try:
             return function()
-        except FileNotFoundError:
-            raise
         except Exception as error:  # fsspec file systems raise exceptions of any type
-            if not _is_transient(error):
+            if isinstance(error, FileNotFoundError):
+                raise
+            status = getattr(error, "status", None)
+            refused = isinstance(status, int) and 400 <= status < 500 and status not in _RETRIED_STATUSES
+            full = getattr(error, "errno", None) == errno.ENOSPC
+            if refused or full or isinstance(error, PermissionError | ImportError | ValueError):
                 raise OSError(one_line(error)) from error
             if attempt == ATTEMPTS:
                 raise OSError(f"{one_line(error)} (tried {attempt} times)") from error
@@ -123,13 +127,6 @@ def _with_retries(url: str, function: Callable[[], T]) -> T:
             echo(f"{url}: {retry}: {one_line(error)}", file=sys.stderr)
         time.sleep(seconds)
         attempt += 1
-
-
-def _is_transient(error: Exception) -> bool:
-    status = getattr(error, "status", None)
-    is_refused = isinstance(status, int) and 400 <= status < 500 and status not in _RETRIED_STATUSES
-    is_full = getattr(error, "errno", None) == errno.ENOSPC
-    return not (is_refused or is_full or isinstance(error, PermissionError | ImportError | ValueError))
 
 
 def _file_system(url: str) -> Any:

@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
-from lambdanets.data.images import describe_error
-from lambdanets.data.shards import SHARD_LIST, Shard, ShardList, Store, TarSamples, open_store, parse_class
+from lambdanets.data.shards import SHARD_LIST, Shard, ShardList, Store, is_url, open_store, parse_class, read_list
+from lambdanets.data.tars import read_tar_samples
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import file_sha256, open_regular
 from lambdanets.progress import track
@@ -19,19 +18,15 @@ from lambdanets.records import write_json
 from lambdanets_lab.remote import RemoteStore
 
 
-def inspect_tar(path: Path) -> tuple[Shard, dict[str, bytes]]:
-    """Return the entry of a tar in shards.json, and the .cls content of each image by name. Raises InputError."""
+def inspect_tar(path: Path) -> tuple[Shard, list[tuple[str, bytes]]]:
+    """Return the entry of a tar in shards.json, and name and .cls content of each image. Raises InputError."""
     try:
         with open_regular(path) as file:
-            return _inspect(path.name, file)
+            names, _, classes = read_tar_samples(file)
+            digest, size = file_sha256(file), file.tell()
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{path} must be a complete tar file: {one_line(error)}") from error
-
-
-def _inspect(name: str, file: BinaryIO) -> tuple[Shard, dict[str, bytes]]:
-    samples = TarSamples(name, file)
-    digest, size = file_sha256(file), file.tell()
-    return Shard(name, len(samples.names), size, digest), dict(zip(samples.names, samples.classes, strict=True))
+    return Shard(path.name, len(names), size, digest), [*zip(names, classes, strict=True)]
 
 
 def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[str]]:
@@ -40,9 +35,10 @@ def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[s
     Returns the content of shards.json, and a message for each missing or damaged shard. Shards at a URL are downloaded
     again. Raises InputError if there is no shards.json.
     """
-    store, content = open_store(location)
+    content = read_list(open_store(location))
     with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache, ThreadPoolExecutor(threads) as pool:
-        if isinstance(store, RemoteStore):
+        store = Store(location)
+        if is_url(location):
             store = RemoteStore(location, Path(cache), 2 * threads * max(shard.bytes for shard in content.shards))
         problems = pool.map(partial(_check_shard, store), content.shards)  # hashing and reading release the GIL
         try:
@@ -58,12 +54,15 @@ def _check_shard(store: Store, shard: Shard) -> str:
     path = store.path(shard.name)
     try:
         with store.open(shard) as file:
-            found, _ = _inspect(shard.name, file)
+            if file_sha256(file) != shard.sha256:
+                return f"{path}: its SHA-256 differs from {SHARD_LIST}"
+            file.seek(0)
+            count = len(read_tar_samples(file)[0])
+    except FileNotFoundError:
+        return f"{path}: there is no such file"
     except (OSError, tarfile.TarError) as error:
-        return f"{path}: {describe_error(error, path)}"
-    if found.sha256 != shard.sha256:
-        return f"{path}: its SHA-256 differs from {SHARD_LIST}"
-    return "" if found.images == shard.images else f"{path}: it has {found.images} images, not {shard.images}"
+        return f"{path}: {one_line(error)}"
+    return "" if count == shard.images else f"{path}: it has {count} images, not {shard.images}"
 
 
 def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardList:
@@ -82,26 +81,28 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
         raise InputError(f"{folder / SHARD_LIST} exists; remove it to write it again")
     if not folder.is_dir():
         raise InputError(f"folder must be a folder of tar files, got {str(folder)!r}, which does not exist")
-    roles = {path: parse_name(path.stem)[0] for path in sorted(folder.glob("[!.]*.tar"))}
+    paths = sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
+    roles = {path: parse_name(path.stem).role for path in paths}
     if {VALIDATION, TEST} <= set(roles.values()):
         raise InputError(f"{folder} must have tar files of a validation or of a test split, got both; move one away")
     splits: dict[str, list[Shard]] = {"train": [], "validation": []}
     labels: set[int | None] = set()
-    for path, role in roles.items():
+    for path in paths:
         shard, images = inspect_tar(path)
         if not images:
             raise InputError(f"{path} must have images, got none")
-        splits["validation" if role in (VALIDATION, TEST) else "train"].append(shard)
-        for name, content in images.items():
-            labels.add(label := parse_class(content))
+        splits["validation" if roles[path] in (VALIDATION, TEST) else "train"].append(shard)
+        for name, content in images:
+            label = parse_class(content)
             if content and label is None:
                 raise InputError(f"class of {name!r} in {path} must be a number, got {content[:20]!r}")
+            labels.add(label)
     if None in labels and len(labels) > 1:
         raise InputError(f"all images in {folder} or none must have a class (.cls), got both")
     if not splits["train"]:
         raise InputError(f"{folder} must have tar files of training images, got none")
     count = max((label + 1 for label in labels if label is not None), default=0)
-    names = tuple(map(str, range(count)) if classes is None else classes)
+    names = tuple(map(str, range(count))) if classes is None else tuple(classes)
     if len(names) < count or (names and not count):
         raise InputError(f"classes must be {count} names or more, for the labels in {folder}, got {len(names)}")
     shard_list = ShardList(names, {name: tuple(shards) for name, shards in splits.items() if shards})

@@ -1,6 +1,7 @@
 """Writes a dataset as WebDataset shards, several at a time, and resumes after interruptions."""
 
 import contextlib
+import hashlib
 import io
 import os
 import tarfile
@@ -14,12 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from lambdanets.data.datasets import Splits, fingerprint
+from lambdanets.data.datasets import Splits
 from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import UnreadableImage, check_readable, check_unreadable, read_image
 from lambdanets.data.labeled_images import ImageFiles, LabeledImages
 from lambdanets.data.order import permutation
-from lambdanets.data.shards import SHARD_LIST, UNLABELED, Shard, ShardList, open_store
+from lambdanets.data.shards import (
+    SHARD_LIST,
+    UNLABELED,
+    Shard,
+    ShardList,
+    open_store,
+    read_list,
+)
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.progress import Progress
@@ -67,23 +75,23 @@ def write_shards(
     (before the folder is created), and for more than max_unreadable unreadable images. In the last case, the next call
     keeps the complete shards. Raises InUseError if another process writes into the folder.
     """
-    splits = _plan(source, images_per_shard, seed)
+    classes, splits = _plan(source, images_per_shard, seed)
     options = {
-        "images, names or classes": fingerprint(*(split.images for split in splits.values())),
+        "images, names or classes": _hash(classes, splits),
         "images_per_shard": images_per_shard,
         "seed": seed,
         "check_images": check_images,
     }
     folder = WorkFolder(out, "shards", options, _read_identity)
     if folder.is_started() and (out / SHARD_LIST).is_file():
-        return open_store(str(out))[1]
+        return read_list(open_store(str(out)))
     for name, split in splits.items():
         load = partial(_read, split, check=check_images)
         check_readable(load, len(split.keys), "training" if name == "train" else name, max_unreadable)
     with folder.open():
         write_json(out / _OPTIONS, options)
         shards, unreadable = _write_all(splits, out, check_images, threads, max_unreadable)
-        content = ShardList(splits["train"].images.classes, shards, options | {"unreadable": unreadable})
+        content = ShardList(classes, shards, options | {"unreadable": unreadable})
         write_json(out / SHARD_LIST, asdict(content))
         (out / _OPTIONS).unlink()
     return content
@@ -91,20 +99,22 @@ def write_shards(
 
 def _read_identity(out: Path) -> dict[str, Any] | None:
     if (out / SHARD_LIST).is_file():
-        return open_store(str(out))[1].metadata or None
+        return read_list(open_store(str(out))).metadata or None
     path = out / _OPTIONS
     return read_json(path, dict[str, Any], f"remove {out}") if path.is_file() else None
 
 
-def _plan(source: Splits | Sequence[Path], images_per_shard: int, seed: int) -> dict[str, _Split]:
-    """Return the keys of the images and their division into shards, for each split."""
+def _plan(
+    source: Splits | Sequence[Path], images_per_shard: int, seed: int
+) -> tuple[tuple[str, ...], dict[str, _Split]]:
+    """Return the classes and, for each split, the keys of the images and their division into shards."""
     sets: dict[str, LabeledImages]
     if isinstance(source, Splits):
-        sets = {"train": source.train, "validation": source.validation}
+        classes, sets = source.classes, {"train": source.train, "validation": source.validation}
     else:
         if not source:
             raise InputError("source must have images, got none")
-        sets = {"train": ImageFiles(source, [UNLABELED] * len(source))}
+        classes, sets = (), {"train": ImageFiles(source, [UNLABELED] * len(source))}
     keys = iter(unique_keys([images.name(index) for images in sets.values() for index in range(len(images))]))
     splits = {}
     for name, images in sets.items():
@@ -112,7 +122,16 @@ def _plan(source: Splits | Sequence[Path], images_per_shard: int, seed: int) -> 
         shards = np.array_split(permutation(len(images), seed, 0), max(1, -(-len(images) // images_per_shard)))
         labels = np.asarray(images.labels, dtype=np.int64)
         splits[name] = _Split(images, labels, [next(keys) for _ in range(len(images))], shards)
-    return splits
+    return classes, splits
+
+
+def _hash(classes: Sequence[str], splits: dict[str, _Split]) -> str:
+    """Return a hash of the class names, and of the keys and labels of each split."""
+    digest = hashlib.sha256(repr(tuple(classes)).encode())
+    for name, split in splits.items():
+        for key, label in zip(split.keys, split.labels.tolist(), strict=True):
+            digest.update(f"{name} {key!r} {label}\n".encode())
+    return digest.hexdigest()
 
 
 def unique_keys(names: Sequence[str]) -> list[str]:

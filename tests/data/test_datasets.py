@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from data.coco.coco_files import png
-from lambdanets.data.datasets import open_evaluation_images, open_splits
+from lambdanets.data.datasets import open_evaluation_images, open_splits, subset
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
 
@@ -47,7 +47,7 @@ def test_validation_has_the_class_indices_of_training(tmp_path: Path) -> None:
     assert splits.validation.labels == [1]
     assert splits.validation.load(0)[1] == 1
     write_classes(tmp_path / "val", zebra=1)
-    with pytest.raises(InputError, match=r"must be the 2 of training \('a', 'b'\), got 'zebra'"):
+    with pytest.raises(InputError, match=r"among the 2 of training \('a', 'b'\), got 'zebra'"):
         open_splits(str(tmp_path))
 
 
@@ -61,13 +61,13 @@ def test_data_that_are_missing_or_without_classes_are_refused(tmp_path: Path, mo
     write_classes(Path("one"), cat=5)
     write_classes(Path("rare"), common=5, rare=1)
     for data, message in {
-        "nowhere/at/all": "got 'nowhere/at/all', which is none",
+        "nowhere/at/all": "got 'nowhere/at/all', which does not exist",
         "empty": "one sub-folder of images per class, got no images",
         "flat": "one sub-folder of images per class, got images outside",
         "all.tar.gz": r"a folder of images or an uncompressed \.tar, got",
         "pipe.tar": "uncompressed",
         "one": "got only 'cat'",
-        "rare": "at least 2 images of .rare. to be divided, got 1",
+        "rare": "got 1 of 'rare'",
     }.items():
         with pytest.raises(InputError, match=message):
             open_splits(data)
@@ -77,20 +77,26 @@ def test_data_that_are_missing_or_without_classes_are_refused(tmp_path: Path, mo
         open_splits("digits", root="somewhere")
 
 
-def test_training_images_are_stratified_and_keep_validation(tmp_path: Path) -> None:
-    folder = str(write_classes(tmp_path, a=30, b=10))
-    splits = open_splits(folder, validation_share=0.5)
-    smaller, again = (open_splits(folder, validation_share=0.5, training_images=8) for _ in range(2))
+def test_subset_of_training_images_is_stratified_and_keeps_validation(tmp_path: Path) -> None:
+    splits = open_splits(str(write_classes(tmp_path, a=30, b=10)), validation_share=0.5)
+    smaller = subset(splits, 8, seed=0)
     assert Counter(smaller.train.labels) == {0: 6, 1: 2}
     assert names(smaller.validation) == names(splits.validation)
     assert set(names(smaller.train)) < set(names(splits.train))
-    assert names(smaller.train) == names(again.train)
+    assert names(subset(splits, 8, seed=0).train) == names(smaller.train) != names(subset(splits, 8, seed=1).train)
+    assert subset(splits, None, seed=0) is subset(splits, len(splits.train), seed=0) is splits
+
+
+def test_subset_rejects_an_impossible_number_of_images() -> None:
+    message = r"training_images must be 1437, or 10 \(one per class\) to 1427, got 1430"
+    with pytest.raises(InputError, match=message):
+        subset(open_splits("digits"), 1430, seed=0)
 
 
 def test_all_images_of_a_set_without_validation_are_evaluated(tmp_path: Path) -> None:
-    images, source, _ = open_evaluation_images(str(write_classes(tmp_path / "test", a=3, b=1)))
-    assert (len(images), images.classes) == (4, ("a", "b"))
-    assert source == f"all of {tmp_path / 'test'}, which has no validation split"
+    found = open_evaluation_images(str(write_classes(tmp_path / "test", a=3, b=1)))
+    assert (len(found.images), found.classes) == (4, ("a", "b"))
+    assert found.source == f"all of {tmp_path / 'test'}, which has no validation split"
     write_classes(tmp_path / "both/train", a=3, b=2)
     write_classes(tmp_path / "both/val", a=1, b=1)
-    assert len(open_evaluation_images(str(tmp_path / "both"))[0]) == 2
+    assert len(open_evaluation_images(str(tmp_path / "both")).images) == 2

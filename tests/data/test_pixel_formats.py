@@ -98,7 +98,7 @@ UNREADABLE = {
     "stack8.tif": (tiff(STACK, metadata={"axes": "ZYX"}), CHOOSE),
     "samples.tif": (tiff(np.moveaxis(STACK, 0, 2), planarconfig="contig"), CHOOSE),
     "nan.tif": (tiff(np.full((9, 11), np.nan, np.float32)), r"its floats must be in 0\.\.1, got nan to nan;"),
-    "float255.tif": (tiff(GRAY.astype(np.float32)), r"its floats must be in 0\.\.1, got .*; convert it"),
+    "float255.tif": (tiff(GRAY.astype(np.float32)), r"its floats must be in 0\.\.1, got .*; convert the images"),
     "int17.tif": (tiff(deep(GRAY).astype(np.int32) * 2), r"its integers must be in 0\.\.65535, got"),
     "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors have more than 8 bits"),
     "invisible_rgba16.png": (png(deep(invisible(RGB_ALPHA))), INVISIBLE),

@@ -9,7 +9,7 @@ from PIL import Image
 
 from data.coco.coco_files import png, write_tar
 from data.same_batches import assert_same
-from lambdanets.data.datasets import open_splits
+from lambdanets.data.datasets import hold_out, open_splits, subset
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import ImageBatches
 from lambdanets.data.shards import ShardedImages, open_shards
@@ -90,7 +90,7 @@ def test_only_the_images_of_a_damaged_shard_are_unreadable(shards: Path) -> None
     [
         (b"9" * 5000, "class must be a number below 2, got b.9999"),
         (b"2", "number below 2, got b.2"),
-        (None, "no .cls"),
+        (None, "no class"),
     ],
 )
 def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: bytes | None, reason: str) -> None:
@@ -98,7 +98,7 @@ def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: byte
     size = (tmp_path / "train-0.tar").stat().st_size
     shard = {"name": "train-0.tar", "images": 1, "bytes": size, "sha256": "0" * 64}
     (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "splits": {"train": [shard]}}))
-    splits = open_shards(str(tmp_path))
+    splits, _ = open_shards(str(tmp_path))
     with pytest.raises(UnreadableImage, match=reason):
         splits["train"].load(0)
 
@@ -115,18 +115,16 @@ def test_whole_shards_are_held_out_without_a_validation_split(shards: Path) -> N
         held_out.append(parts[1])
     assert held_out[0] != held_out[1]
     edit_list(shards, splits={"train": train[:1]})
-    with pytest.raises(InputError, match=r"at least 2 shards to be divided, got 1"):
+    with pytest.raises(InputError, match=r"at least 2 shards to hold some out, got 1"):
         open_splits(str(shards))
 
 
 def test_hold_out_takes_whole_training_shards_and_subsets_are_refused(shards: Path) -> None:
     splits = open_splits(str(shards))
-    new_splits = open_splits(str(shards), hold_out=0.25)
-    assert (len(new_splits.train), len(new_splits.validation)) == (12, 4)
-    assert new_splits.test is not None
-    assert new_splits.test.name(0) == splits.validation.name(0)
+    new_splits = hold_out(splits, 0.25, 0)
+    assert (len(new_splits.train), len(new_splits.validation), new_splits.test) == (12, 4, splits.validation)
     with pytest.raises(InputError, match="training_images must be None for shards"):
-        open_splits(str(shards), training_images=8)
+        subset(splits, 8, 0)
 
 
 def test_fingerprint_depends_only_on_shards_json(shards: Path) -> None:

@@ -1,5 +1,6 @@
 import io
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,16 @@ def test_a_torchvision_set_is_indexed(tmp_path: Path) -> None:
     assert (image.mode, image.size, label) == ("L", (4, 3), 3)
     assert splits.classes[3] == "3 - three"
     assert splits.validation.name(1) == "torch/mnist/validation/1"
+
+
+def test_error_includes_timm_message_about_missing_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.delitem(sys.modules, "timm.data.readers.reader_hfds", raising=False)
+    with pytest.raises(InputError, match=r"timm cannot open .* 'hfds/x' .*; Please install Hugging Face datasets"):
+        open_splits("hfds/x", root=str(tmp_path))
+    assert capsys.readouterr() == ("", "")
 
 
 def test_rejects_a_torchvision_set_without_data_root() -> None:

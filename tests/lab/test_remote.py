@@ -64,7 +64,7 @@ def faulty(shards: Path) -> Iterator[SimpleNamespace]:
 
 
 def open_train(url):
-    return open_shards(url)["train"]
+    return open_shards(url)[0]["train"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -63,7 +63,7 @@ def label_shards(
     set_device(get_world())
     source = find_weights(teacher)
     classifier = load_one_of((Classifier,), source, device)
-    images = open_shards(shards)["train"].without_labels()
+    images = open_shards(shards)[0]["train"].without_labels()
     description = {
         "model": classifier.card.model,
         "weights": source.sha256(),

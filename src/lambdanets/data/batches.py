@@ -74,14 +74,18 @@ class Batches:
     batch_slice: the rank, world size, number of accumulation steps and smallest micro-batch.
     order: the images of each training step; by default `Order`.
 
-    In training, epochs are shuffled by seed and epoch. `iter` starts after the last batch that was yielded, also by the
-    batches whose state was loaded, and stops at the end of that epoch. Each rank yields its images of a step in
-    accumulation_steps micro-batches. The last step of an epoch may be smaller; it is dropped if a micro-batch would
-    have too few images. In validation, each rank yields every world_size-th image of the set, from the first.
-
+    `iter` starts after the last batch that was yielded and stops at the end of that epoch. An epoch that was left
+    early, or resumed with `load_state_dict`, is therefore finished first. Training epochs are shuffled by seed and
+    epoch. Validation (`training=False`) is not shuffled and always starts at the first image.
     The random generators that `load` may use (of Python, NumPy, and torch on the CPU) are seeded by seed, epoch and
-    index, so the images depend neither on the number of workers nor on resuming. Workers persist between epochs: use
-    the batches in a `with` block, or call `close`. They also exit when their parent process is killed.
+    index, so the images depend neither on the number of workers nor on resuming.
+
+    In training, each rank takes every world_size-th image of a step and yields them in accumulation_steps
+    micro-batches. The last step of an epoch may be smaller; it is dropped if a micro-batch would have too few images.
+    In validation, each rank yields every world_size-th image of the set.
+
+    Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers also exit when their
+    parent process is killed.
 
     Raises InputError for an empty set, and for too few training images per micro-batch.
     """
@@ -99,7 +103,9 @@ class Batches:
         batch_slice: BatchSlice | None = None,
         order: Order | None = None,
     ) -> None:
-        batch_slice = batch_slice or BatchSlice()
+        self._slice = batch_slice = batch_slice or BatchSlice()
+        if not len(images):
+            raise InputError(f"number of {'training' if training else 'validation'} images must be at least 1, got 0")
         ranks, self.accumulation_steps = batch_slice.world_size, batch_slice.accumulation_steps
         if training and order is None:
             min_images = ranks * self.accumulation_steps * batch_slice.min_micro_batch
@@ -109,8 +115,6 @@ class Batches:
         self._num_yielded = 0  # training batches
         self._validation: list[range] = []
         if not training:
-            if not len(images):
-                raise InputError("number of validation images must be at least 1, got 0")
             indices = range(batch_slice.rank, len(images), ranks)
             size = max(1, batch_size // (ranks * self.accumulation_steps))
             self._validation = [indices[first : first + size] for first in range(0, len(indices), size)]
@@ -144,8 +148,9 @@ class Batches:
             self._sampler.keys = self._training_keys(self._order, *divmod(self._num_yielded, len(self)))
         try:
             for batch in self._loader:
-                # before yield, so that a checkpoint written after the batch's step counts it
-                self._num_yielded += self._order is not None
+                if self._order is not None:
+                    # before yield, so that a checkpoint written after the batch's step counts it
+                    self._num_yielded += 1
                 yield batch
         except InputError as error:  # of a worker: PyTorch prepends the traceback to the message
             raise InputError(str(error).strip().rpartition(f"{InputError.__module__}.InputError: ")[2]) from error
@@ -167,12 +172,16 @@ class Batches:
         self.close()
 
     def close(self) -> None:
-        """Shut down the workers, which ignore signals, and kill those that have not exited after 3 seconds."""
+        """Shut down the workers, and kill those that have not exited after 3 seconds.
+
+        Workers ignore SIGINT, SIGTERM and SIGHUP (`_init_worker`).
+        """
         iterator: Any = self._loader._iterator
         if iterator is None:
             return
         self._loader._iterator = None
-        _remove_worker_pids(id(iterator))  # otherwise PyTorch would report killed workers as errors
+        # otherwise PyTorch would report killed workers as errors
+        _remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
         kill_timer = threading.Timer(_KILL_AFTER, lambda: [worker.kill() for worker in iterator._workers])
         kill_timer.start()
@@ -186,14 +195,14 @@ class Batches:
         return {"steps": self._num_yielded // self.accumulation_steps, "steps_per_epoch": self.steps_per_epoch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Resume after the steps in `state`, of the same set, batch size and seed. The batch slice may differ.
+        """Resume after the steps in `state`, which must be from the same set, batch size and seed.
 
-        Raises InputError if the steps per epoch differ because of it.
+        The batch slice may differ. Raises InputError if the steps per epoch differ because of it.
         """
         if state["steps_per_epoch"] != self.steps_per_epoch:
-            before, got = state["steps_per_epoch"], self.steps_per_epoch
             raise InputError(
-                f"steps per epoch must be {before}, as before, got {got}; use fewer ranks or smaller parts"
+                f"steps per epoch must be {state['steps_per_epoch']}, as before, got {self.steps_per_epoch} "
+                f"with {self._slice.world_size} ranks and {self.accumulation_steps} accumulation steps; use fewer"
             )
         self._num_yielded = state["steps"] * self.accumulation_steps
 

@@ -2,15 +2,15 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path, PurePath
-from typing import Any
+from itertools import chain
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
 from lambdanets.data.image_search import describe_left_out
-from lambdanets.data.labeled_images import ImageFiles
-from lambdanets.data.tars import TarMember
+from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
@@ -26,13 +26,33 @@ _WORD = re.compile(
     + f"|(?P<neutral>{_NEUTRAL}+)"
 )
 
+_Splits = tuple["_Folder", "_Folder | None"]  # for training and validation
+MakeImages = Callable[[list[Any], list[int]], LabeledImages]  # of images and their labels
+
+
+class Name(NamedTuple):
+    """The words of a name. role: TRAIN, VALIDATION, TEST, or "". rest: words that say nothing about a split."""
+
+    role: str
+    rest: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images with class names. source: for messages. left_out: number of files that are not used, by reason."""
+
+    images: LabeledImages
+    classes: tuple[str, ...]
+    source: str
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
 
 @dataclass(frozen=True)
 class _Folder:
     """A folder with images in it or below. path: in the data set. files: the folders of each image, and the image."""
 
     path: tuple[str, ...]
-    files: list[tuple[tuple[str, ...], Path | TarMember]]
+    files: list[tuple[tuple[str, ...], Any]]
 
     @property
     def has_images(self) -> bool:
@@ -48,36 +68,33 @@ class _Folder:
         return {name: _Folder((*self.path, name), files) for name, files in inside.items()}
 
     def walk(self) -> "Iterator[_Folder]":
-        """Yield all folders below."""
+        yield self
         for folder in self.folders.values():
-            yield folder
             yield from folder.walk()
 
 
-def parse_name(name: str) -> tuple[str, tuple[str, ...]]:
-    """Find the name of a split in a name such as "Training", "seg_train", "testSet" or "val2017".
-
-    Returns TRAIN, VALIDATION, TEST, or "", and the words that say nothing about a split.
-    """
+def parse_name(name: str) -> Name:
+    """Find the name of a split in a name such as "Training", "seg_train", "testSet" or "val2017"."""
     words = re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name))
     matches = [(word.lower(), _WORD.fullmatch(word.lower())) for word in words]
     roles = {match.lastgroup or "" for _, match in matches if match is not None} - {"neutral"}
     if roles == {TRAIN, VALIDATION}:  # such as train_val
         roles = {TRAIN}
-    return roles.pop() if len(roles) == 1 else "", tuple(word for word, match in matches if match is None)
+    return Name(roles.pop() if len(roles) == 1 else "", tuple(word for word, match in matches if match is None))
 
 
 def find_splits(
-    source: str, images: Iterable[tuple[PurePath, Path | TarMember]], left_out: Counter[str]
-) -> tuple[ImageFiles, ImageFiles | None, Counter[str]]:
+    source: str, images: Iterable[tuple[PurePath, Any]], left_out: Counter[str], make_images: MakeImages
+) -> tuple[ImageSet, ImageSet | None]:
     """Find the training and the validation set of a data set from the paths of its images.
 
     source: the data set, for messages. images: path in the data set, and image.
-    left_out: number of files that are left out already, by reason; those that are not used are added to the result.
+    left_out: number of files that are left out already, by reason. make_images: called with images and their labels.
 
     A folder that contains only one folder is skipped. Then its folders are splits (see `parse_name`) of class folders,
-    or class folders with images anywhere in them. A training and a validation split are used; a test split is the
-    validation split if there is no other. A split without class folders is left out, unless it is for training.
+    or class folders with a folder for each split, or class folders with images anywhere in them. A training and a
+    validation split are used; a test split is the validation split if there is no other. A split without class folders
+    is left out, unless it is for training.
 
     Raises InputError if there are no images in class folders, and for folders that may be splits or classes.
     """
@@ -87,12 +104,13 @@ def find_splits(
         got = "images outside class folders" if data.files else f"no images ({describe_left_out(left_out)})"
         raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
     unused = Counter[str]()
-    folders = _find_splits(root, source, unused) or [root]
+    folders = _find_splits(root, source, unused) or _find_splits_in_classes(root, source, unused) or (root, None)
     _check_classes(folders[0], source)
-    train, *validation = (_make_set(folder, source) for folder in folders)
-    outside = len(data.files) - sum(map(len, (train, *validation))) - unused.total()
-    left_out = left_out + unused + Counter({"outside class folders": outside})
-    return train, validation[0] if validation else None, left_out
+    train, validation = (None if folder is None else _make_set(folder, source, make_images) for folder in folders)
+    assert train is not None
+    num_used = len(train.images) + (0 if validation is None else len(validation.images))
+    outside = Counter({"outside class folders": len(data.files) - num_used - unused.total()})
+    return replace(train, left_out=left_out + unused + outside), validation
 
 
 def _enter(folder: _Folder) -> _Folder:
@@ -105,36 +123,56 @@ def _enter(folder: _Folder) -> _Folder:
     return folder
 
 
-def _split_names(folder: _Folder) -> dict[str, list[str]]:
-    """Return the names of splits in a folder by role; none if there is not one for training and another."""
-    names: defaultdict[str, list[str]] = defaultdict(list)
+def _split_names(folder: _Folder) -> list[dict[str, list[str]]]:
+    """Return the names of splits in a folder by role, for each group of them whose names have the same other words."""
+    groups: defaultdict[tuple[str, ...], defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in folder.folders:
-        names[parse_name(name)[0]].append(name)
-    return names if TRAIN in names and names.keys() - {TRAIN, ""} else {}
+        role, rest = parse_name(name)
+        if role:
+            groups[rest][role].append(name)
+    return [dict(group) for group in groups.values() if TRAIN in group and len(group) > 1]
 
 
-def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> list[_Folder]:
-    """Return the training and, if there is one, the validation split in a folder; none if it has no splits."""
-    names = _split_names(root)
-    if not names:
-        parsed = {name: parse_name(name) for name in root.folders}
-        roles = {role for role, _ in parsed.values()}
-        is_train = [_enter(root.folders[name]).folders for name in parsed if parsed[name] == (TRAIN, ())]
-        if any(is_train) or roles == {VALIDATION, TEST}:
+def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
+    """Return the training and the validation split in a folder; None if it has no splits."""
+    groups = _split_names(root)
+    if len(groups) > 1:
+        raise _ambiguous(root, source)
+    if not groups:
+        names = {parse_name(name) for name in root.folders}
+        if len(names) > 1 and all(name.role for name in names) and len({name.rest for name in names}) == 1:
             raise _ambiguous(root, source)
-        return []
-    entered = {name: _enter(root.folders[name]) for role in (TRAIN, VALIDATION, TEST) for name in names.get(role, ())}
-    trains = [name for name in names[TRAIN] if len(entered[name].folders) > 1]
+        if any(_enter(root.folders[name]).folders for name in root.folders if parse_name(name) == Name(TRAIN, ())):
+            raise _ambiguous(root, source)
+        return None
+    entered = {name: _enter(root.folders[name]) for name in chain.from_iterable(groups[0].values())}
+    trains = [name for name in groups[0][TRAIN] if len(entered[name].folders) > 1]
     classes = {name for train in trains for name in entered[train].folders}
     # a single folder of another name, such as "images", is not a class
     labeled = [name for name in entered if len(entered[name].folders) > 1 or entered[name].folders.keys() & classes]
-    validation, test = ([name for name in names.get(role, ()) if name in labeled] for role in (VALIDATION, TEST))
-    used = trains + (validation or test)
+    validation = [[name for name in groups[0].get(role, ()) if name in labeled] for role in (VALIDATION, TEST)]
+    used = trains + (validation[0] or validation[1])
     if len(trains) != 1 or len(used) > 2:
         raise _ambiguous(root, source)
     for name in root.folders.keys() - used:
         left_out[f"in {name}, which is not used"] += len(root.folders[name].files)
-    return [entered[name] for name in used]
+    return entered[used[0]], entered[used[1]] if len(used) > 1 else None
+
+
+def _find_splits_in_classes(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
+    """Return the splits if each class folder has folders for them; None if no class folder has."""
+    if not any(map(_split_names, root.folders.values())):
+        return None
+    for folder in root.folders.values():
+        if folder.has_images or any(split.folders for split in folder.folders.values()):
+            return None
+    depth = len(root.path)
+    by_split = [
+        ((*folders[:depth], "*", folders[depth + 1], folders[depth]), image)
+        for folder in root.folders.values()
+        for folders, image in folder.files
+    ]
+    return _find_splits(_Folder((*root.path, "*"), by_split), source, left_out)
 
 
 def _check_classes(root: _Folder, source: str) -> None:
@@ -142,7 +180,7 @@ def _check_classes(root: _Folder, source: str) -> None:
 
     Archives often have a second copy of a data set in a folder next to its class folders.
     """
-    for folder in root.walk():
+    for folder in chain.from_iterable(folder.walk() for folder in root.folders.values()):
         if _split_names(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
             raise _ambiguous(folder, source)
     inner = [set(_enter(folder).folders) for folder in root.folders.values() if not folder.has_images]
@@ -156,12 +194,13 @@ def _check_classes(root: _Folder, source: str) -> None:
 def _ambiguous(root: _Folder, source: str) -> InputError:
     return InputError(
         f"'{'/'.join((source, *root.path))}' must have folders that are either splits or classes, got "
-        f"{first_few(sorted(root.folders))}; give a folder of classes, or folders train and val of classes"
+        f"{first_few(sorted(root.folders))}; give the path of one data set that has a folder for each class, or "
+        "folders train and val with a folder for each class"
     )
 
 
-def _make_set(folder: _Folder, source: str) -> ImageFiles:
-    classes = tuple(sorted(folder.folders))
+def _make_set(folder: _Folder, source: str, make_images: MakeImages) -> ImageSet:
+    classes = sorted(folder.folders)
     labeled = [(image, label) for label, name in enumerate(classes) for _, image in folder.folders[name].files]
-    files, labels = [image for image, _ in labeled], [label for _, label in labeled]
-    return ImageFiles(files, labels, classes, "/".join((source, *folder.path)))
+    images = make_images([image for image, _ in labeled], [label for _, label in labeled])
+    return ImageSet(images, tuple(classes), "/".join((source, *folder.path)))

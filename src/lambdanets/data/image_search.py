@@ -5,9 +5,9 @@ import glob
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import NamedTuple
 
 from PIL import Image
 
@@ -19,11 +19,17 @@ from lambdanets.terminal import echo
 _MAX_REASONS = 6  # in a line
 
 
-class FoundImages(NamedTuple):
-    """Image files, and the number of files that were left out, by reason: no images, or in the output of a command."""
+@dataclass(frozen=True)
+class FoundImages:
+    """Image files, and why others are left out: no images, images in output folders of commands, empty folders."""
 
     paths: list[Path]
-    left_out: Counter[str]
+    reasons: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """The number of files that were left out, by reason."""
+        return Counter(self.reasons.values())
 
 
 @functools.cache
@@ -47,7 +53,42 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
     Hidden files and folders are skipped (see `is_hidden`), and the output folders of this package,
     which have figures of images. Raises InputError for a folder that cannot be read.
     """
-    return _collect(_search(folder, accepts))
+    found = FoundImages([])
+    for parent, folders, names in _walk(folder):
+        relative = parent.relative_to(folder)
+        if parent != folder and is_output({*folders, *names}):
+            images = [below / name for below, _, inside in _walk(parent) for name in inside if accepts(name)]
+            found.reasons.update(dict.fromkeys(images, _describe_output(relative)))
+            folders.clear()
+            continue
+        if parent != folder and not folders and not names:
+            found.reasons[parent] = f"empty folder '{relative}'"
+        for path in map(parent.joinpath, names):
+            if accepts(path.name):
+                found.paths.append(path)
+            else:
+                found.reasons[path] = describe_suffix(path)
+    found.paths.sort()
+    return found
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield each folder that is not hidden, with the names of its sub-folders and files, without hidden ones.
+
+    The sub-folders may be cleared. A folder is yielded under each link to it, but not within itself.
+    """
+
+    def fail(error: OSError) -> None:
+        raise InputError(f"cannot read the folder '{error.filename}': {error.strerror}") from error
+
+    for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        path, real = Path(parent), os.path.realpath(parent)
+        above = path.parents[: len(path.parts) - len(folder.parts)]
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        if real in map(os.path.realpath, above):  # a symbolic link to a parent
+            folders.clear()
+        else:
+            yield path, folders, [name for name in files if not is_hidden(name)]
 
 
 def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image_name) -> FoundImages:
@@ -57,70 +98,47 @@ def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image
     whose names are accepted are found, sorted by path, and none in output folders of this package. Raises InputError
     for an input that matches nothing, and if the inputs have no images.
     """
-    unique: dict[tuple[str, str], Path] = {}
+    paths: dict[str, Path] = {}
+    reasons: dict[Path, str] = {}
     for pattern in inputs:
         try:
-            matches = list(_match(pattern, accepts))
+            found = _find_matches(pattern, accepts)
         except OSError as error:
             raise InputError(f"cannot read '{pattern}': {error.strerror}") from error
-        if not matches:
+        if not found.paths and not found.reasons:
             raise InputError(f"'{pattern}' must be an image, a folder of images or a glob, and matches nothing")
-        for path, reason in matches:
-            unique.setdefault((str(path.absolute()), reason), path)
-    found = _collect((path, reason) for (_, reason), path in unique.items())
-    if inputs and not found.paths:
-        raise InputError(f"'{first_few(inputs)}' must have images, and has none ({_format(found.left_out)})")
-    return found
+        for path in found.paths:
+            paths.setdefault(str(path.absolute()), path)
+        reasons |= found.reasons
+    if inputs and not paths:
+        left_out = _format(Counter(reasons.values()))
+        raise InputError(
+            f"'{first_few(inputs)}' must be an image, a folder of images or a glob, and has none ({left_out})"
+        )
+    return FoundImages([*paths.values()], reasons)
 
 
-def _collect(files: Iterable[tuple[Path, str]]) -> FoundImages:
-    files = list(files)
-    left_out = Counter(reason for _, reason in files if reason)
-    return FoundImages([path for path, reason in files if not reason], left_out)
-
-
-def _search(folder: Path, accepts: Callable[[str], bool], reason: str = "") -> Iterator[tuple[Path, str]]:
-    """Yield each visible file in a folder and below, sorted by path, and why it is left out, or "".
-
-    reason: why all of them are left out, or "".
-    """
-    try:
-        with os.scandir(folder) as entries:
-            is_folder = {entry.name: entry.is_dir() for entry in entries if not is_hidden(entry.name)}
-    except OSError as error:
-        raise InputError(f"cannot read the folder '{error.filename}': {error.strerror}") from error
-    if not reason and is_output(is_folder.keys()):
-        reason = _describe_output(folder)
-    for name in sorted(is_folder):
-        path = folder / name
-        if is_folder[name]:
-            yield from _search(path, accepts, reason)
-        elif accepts(name):
-            yield path, reason
-        elif not reason:
-            yield path, describe_suffix(path)
-
-
-def _match(pattern: str, accepts: Callable[[str], bool]) -> Iterator[tuple[Path, str]]:
-    """Yield the files of an input of `find_images`, as `_search` does."""
-    path = Path(pattern)
+def _find_matches(pattern: str, accepts: Callable[[str], bool]) -> FoundImages:
+    path, found = Path(pattern), FoundImages([])
     if path.exists() and not path.is_dir():  # true also for named pipes, which are later reported as unreadable
-        yield path, ""
-        return
+        return FoundImages([path])
     is_output_folder = functools.cache(lambda folder: is_output({inside.name for inside in folder.iterdir()}))
     num_fixed = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
     matches = [path] if path.is_dir() else sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute patterns
     for match in matches:
         if any(map(is_hidden, match.parts[num_fixed:])):
             continue
-        folders = (folder for folder in match.parents if len(folder.parts) >= num_fixed)
-        reason = next(map(_describe_output, filter(is_output_folder, folders)), "")
+        folders = [each for each in (match, *match.parents) if len(each.parts) >= num_fixed and each.is_dir()]
+        output = next(filter(is_output_folder, reversed(folders)), None)
         if match.is_dir():
-            yield from _search(match, accepts, reason)
-        elif accepts(match.name):
-            yield match, reason
-        elif not reason:
-            yield match, describe_suffix(match)
+            below = list_images(match, accepts)
+        else:
+            below = FoundImages([match]) if accepts(match.name) else FoundImages([], {match: describe_suffix(match)})
+        if output is not None:
+            below = FoundImages([], dict.fromkeys(below.paths, _describe_output(output)))
+        found.paths.extend(below.paths)
+        found.reasons.update(below.reasons)
+    return found
 
 
 def describe_suffix(path: PurePath) -> str:
@@ -130,7 +148,7 @@ def describe_suffix(path: PurePath) -> str:
 
 def _describe_output(folder: PurePath) -> str:
     """Describe why images in an output folder of this package are left out."""
-    return f"in {folder.name or folder}, the output of a command"
+    return f"in {folder}, the output of a command"
 
 
 def describe_classes(classes: Sequence[str]) -> str:

@@ -43,8 +43,10 @@ class Order:
         if len(images) < min_images:
             raise InputError(f"number of training images must be at least {min_images}, got {len(images)}")
         if batch_size < min_images:
-            for_what = f"{batch_slice.world_size} ranks and {batch_slice.accumulation_steps} accumulation steps"
-            raise InputError(f"batch_size must be at least {min_images} for {for_what}, got {batch_size}")
+            raise InputError(
+                f"batch_size must be at least {min_images} for {batch_slice.world_size} ranks and "
+                f"{batch_slice.accumulation_steps} accumulation steps, got {batch_size}"
+            )
         self.num_images, self.batch_size, self.batch_slice = len(images), batch_size, batch_slice
         full_steps, remainder = divmod(len(images), batch_size)
         self.steps_per_epoch = full_steps + (remainder >= min_images)

@@ -8,6 +8,7 @@ from PIL.ExifTags import Base
 
 _GRAY_MODES = {"1", "L", "LA", "La"}
 _CUT = ";16B"  # end of Pillow's raw modes of PNG files of which it keeps only the high byte of each sample
+_WHITE_IS_ZERO = 0  # TIFF's PhotometricInterpretation
 _CHUNK_ROWS = 1024  # rows that are converted to 8 bits at a time, to save memory
 _MAX_SAMPLE = 1_000_000  # pixels whose intensities are sorted by `stretch`
 # Where `stretch` puts the medians of background and objects if the background is dark, and the background if it is
@@ -28,33 +29,19 @@ def convert_image(image: Image.Image, channel: int | None = None, stretch: bool 
     """
     deep = _deep_pixels(image)
     if deep is not None:
-        return convert_pixels(deep, channel, stretch)
-    mode = "L" if image.mode in _GRAY_MODES else "RGB"
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        if rgba.getchannel("A").getextrema()[1] == 0:
-            raise ValueError("its alpha is 0 everywhere, so no pixel is visible; remove its alpha channel")
-        converted = Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba).convert(mode)
-    else:
-        converted = image.copy() if image.mode == mode else image.convert(mode)
-    return converted if channel is None and not stretch else convert_pixels(np.asarray(converted), channel, stretch)
-
-
-def convert_pixels(pixels: np.ndarray, channel: int | None, stretch: bool) -> Image.Image:
-    """Convert pixels (H, W) or (H, W, C) as `convert_image` does. With 2 or 4 channels, the last is alpha."""
-    if pixels.ndim == 3 and pixels.shape[2] in (2, 4):
-        return convert_image(Image.fromarray(to_8_bits(pixels, stretch=False)), channel, stretch)
-    if channel is not None:
-        pixels = np.atleast_3d(pixels)
-        check_channel(channel, pixels.shape[2])
-        pixels = pixels[..., channel]
-    return Image.fromarray(np.ascontiguousarray(to_8_bits(pixels, stretch)))
+        return to_image(select_channel(deep, channel), stretch)
+    shallow = _to_gray_or_rgb(image)
+    if channel is None and not stretch:
+        return shallow
+    return to_image(select_channel(np.asarray(shallow), channel), stretch)
 
 
 def _deep_pixels(image: Image.Image) -> np.ndarray | None:
-    """Return the pixels (H, W) or (H, W, C) of an image with more than 8 bits; None for others."""
+    """Return the pixels (H, W) or (H, W, 3) of an image with more than 8 bits; None for others."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return np.asarray(image)
+        values = np.asarray(image)
+        tags = getattr(image, "tag_v2", {})
+        return invert(values) if tags.get(Base.PhotometricInterpretation) == _WHITE_IS_ZERO else values
     if max(getattr(image, "tag_v2", {}).get(Base.BitsPerSample, (8,))) > 8:
         raise ValueError("Pillow keeps only 8 bits of its colors; pass the path of the file instead")
     if not isinstance(image, ImageFile.ImageFile) or image.format != "PNG" or image.fp is None or not image.tile:
@@ -64,13 +51,69 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
     import imagecodecs
 
     image.fp.seek(0)
-    return imagecodecs.png_decode(image.fp.read())
+    colors = imagecodecs.png_decode(image.fp.read())
+    return colors if colors.shape[2] == 3 else composite_on_white(colors)
+
+
+def _to_gray_or_rgb(image: Image.Image) -> Image.Image:
+    mode = "L" if image.mode in _GRAY_MODES else "RGB"
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        _check_visible(np.asarray(rgba.getchannel("A")).max())
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba).convert(mode)
+    converted = image.convert(mode)
+    return image.copy() if converted is image else converted
+
+
+def composite_on_white(pixels: np.ndarray, premultiplied: bool = False) -> np.ndarray:
+    """Composite pixels (H, W, 2 or 4), whose last channel is alpha, on white; return (H, W) or (H, W, 3).
+
+    premultiplied: whether the colors are already multiplied by alpha. Raises ValueError if alpha is 0 everywhere.
+    """
+    white = _white(pixels.dtype)
+    colors, alpha = pixels[..., :-1], pixels[..., -1:]
+    _check_visible(alpha.max())
+    if alpha.min() < white:
+        opacity = alpha.astype(np.float64) / white
+        values = (colors if premultiplied else colors * opacity) + white * (1 - opacity)
+        colors = (values if pixels.dtype.kind == "f" else np.rint(values)).astype(pixels.dtype)
+    return colors[..., 0] if colors.shape[2] == 1 else colors
+
+
+def _check_visible(max_alpha: float) -> None:
+    if max_alpha == 0:
+        raise ValueError("its alpha is 0 everywhere, so no pixel is visible; remove its alpha channel")
+
+
+def invert(values: np.ndarray, bits: int | None = None) -> np.ndarray:
+    """Return the intensities of an image in which 0 is white. bits: of an integer, by default those of its dtype."""
+    if values.dtype.kind == "u":
+        return (_white(values.dtype) if bits is None else 2**bits - 1) - values
+    return 1 - values if values.dtype.kind == "f" else ~values
+
+
+def _white(dtype: np.dtype) -> int:
+    return 1 if dtype.kind == "f" else int(np.iinfo(dtype).max)
+
+
+def select_channel(pixels: np.ndarray, channel: int | None) -> np.ndarray:
+    """Return a channel (H, W) of pixels (H, W) or (H, W, C); all of them for None. Raises ValueError."""
+    if channel is None:
+        return pixels
+    channels = np.atleast_3d(pixels)
+    check_channel(channel, channels.shape[2])
+    return channels[..., channel]
 
 
 def check_channel(channel: int, count: int) -> None:
     """Raise ValueError if an image of `count` channels or planes does not have this one."""
     if not 0 <= channel < count:
         raise ValueError(f"channel must be below {count}, its number of channels or planes, got {channel}")
+
+
+def to_image(pixels: np.ndarray, stretch: bool = False) -> Image.Image:
+    """Convert pixels (H, W) or (H, W, 3) of any dtype to an image of mode "L" or "RGB". stretch: as in `to_8_bits`."""
+    return Image.fromarray(np.ascontiguousarray(to_8_bits(pixels, stretch)))
 
 
 def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
@@ -85,7 +128,7 @@ def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
     """
     if not stretch and pixels.dtype in (np.uint8, bool):
         return pixels if pixels.dtype == np.uint8 else pixels.astype(np.uint8) * 255
-    low, scale, target = _stretching(pixels) if stretch else (0.0, 255 / _white(pixels), 0.0)
+    low, scale, target = _stretching(pixels) if stretch else (0.0, 255 / _range(pixels), 0.0)
     converted = np.empty(pixels.shape, np.uint8)
     for first in range(0, len(pixels), _CHUNK_ROWS):
         rows = np.s_[first : first + _CHUNK_ROWS]
@@ -93,13 +136,22 @@ def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
     return converted
 
 
-def _white(pixels: np.ndarray) -> float:
+def _range(pixels: np.ndarray) -> float:
     """Return the intensity that becomes white without stretching. Raises ValueError if some are outside the range."""
-    low, high = pixels.min(), pixels.max()
+    low, high = _limits(pixels)
     name, limit = ("floats", 1) if pixels.dtype.kind == "f" else ("integers", 65535)
     if not 0 <= low <= high <= limit:
-        raise ValueError(f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; convert it to 8 or 16 bits")
+        raise ValueError(
+            f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; convert the images of the set to 8 or 16 bits"
+        )
     return float(limit)
+
+
+def _limits(pixels: np.ndarray) -> tuple[float, float]:
+    """Return the smallest and the largest intensity; NaN if any is NaN."""
+    if pixels.dtype.kind not in "buif":
+        raise ValueError(f"its intensities must be integers or floats, got {pixels.dtype}")
+    return pixels.min().item(), pixels.max().item()
 
 
 def _stretching(pixels: np.ndarray) -> tuple[float, float, float]:
@@ -107,7 +159,7 @@ def _stretching(pixels: np.ndarray) -> tuple[float, float, float]:
 
     Pixels are divided into dark and bright ones by Otsu's threshold, which maximizes the variance between both.
     """
-    if not np.isfinite([pixels.min(), pixels.max()]).all():
+    if not all(map(math.isfinite, _limits(pixels))):
         raise ValueError("its intensities must be finite, got NaN or infinity")
     step = math.ceil(math.sqrt(math.prod(pixels.shape[:2]) / _MAX_SAMPLE))
     sample = pixels[::step, ::step].astype(np.float64)

@@ -1,34 +1,43 @@
 """Random access to images in WebDataset shards: tars that are listed in shards.json."""
 
+import contextlib
 import hashlib
 import importlib
-import itertools
-import operator
+import io
 import os
 import tarfile
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import numpy as np
+from PIL import Image
 from pydantic import Field
 
-from lambdanets.data.image_search import image_suffixes
-from lambdanets.data.images import UnreadableImage, describe_error
+from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.order import WINDOW
-from lambdanets.data.tars import tar_members
-from lambdanets.errors import InputError
+from lambdanets.data.tars import TarSamples, split_name
+from lambdanets.errors import InputError, one_line
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
 
 SHARD_LIST = "shards.json"
 REMOTE_STORE = "lambdanets_lab.remote"  # module with `RemoteStore`, a `Store` at a URL
 UNLABELED = -1
+_RETRY_SECONDS = 300.0  # after which an unreadable shard is opened again
 _MAX_OPEN = 2 * WINDOW  # shards; two windows, because workers do not finish a window at the same time
 _Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into int64
+
+
+class _Unreadable(NamedTuple):
+    """Stands for a shard that could not be opened. retry_at: when it is opened again, in monotonic seconds."""
+
+    reason: str
+    retry_at: float
 
 
 @dataclass(frozen=True)
@@ -68,15 +77,15 @@ class Store:
     """The files of shards in a folder."""
 
     def __init__(self, location: str) -> None:
-        self.location = location
+        self._location = location
 
     def path(self, name: str) -> str:
         """The path or URL of a file."""
-        return str(Path(self.location, name))
+        return str(Path(self._location, name))
 
-    def read(self, name: str) -> bytes:
-        """Read a file. Raises OSError."""
-        with open_regular(self.path(name)) as file:
+    def read_list(self) -> bytes:
+        """Read shards.json. Raises OSError."""
+        with open_regular(self.path(SHARD_LIST)) as file:
             return file.read()
 
     def open(self, shard: Shard) -> BinaryIO:
@@ -88,15 +97,19 @@ class Store:
         return file
 
 
-def open_store(location: str) -> tuple[Store, ShardList]:
-    """Open a folder or URL, and read its shards.json. Raises InputError if it cannot be read, or is invalid."""
-    store = importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else Store(location)
+def open_store(location: str) -> Store:
+    """Return the store of a folder or URL."""
+    return importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else Store(location)
+
+
+def read_list(store: Store) -> ShardList:
+    """Read shards.json. Raises InputError if it cannot be read, or is invalid."""
     path = store.path(SHARD_LIST)
     try:
-        content = store.read(SHARD_LIST)
+        content = store.read_list()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {describe_error(error, path)}") from error
-    return store, parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
+        raise InputError(f"{path} cannot be read: {_reason(error)}") from error
+    return parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
 
 
 def is_url(location: str) -> bool:
@@ -105,65 +118,22 @@ def is_url(location: str) -> bool:
     return bool(separator) and scheme.replace("+", "").isalnum()
 
 
-def open_shards(location: str) -> dict[str, "ShardedImages"]:
-    """Return the splits ("train", and "validation" if there is one) of shards in a folder or at a URL.
+def is_sharded(data: str) -> bool:
+    """Whether `data` is a folder with shards.json, or a URL."""
+    with contextlib.suppress(OSError):  # such as a name that is too long
+        return is_url(data) or (bool(data) and Path(data, SHARD_LIST).is_file())
+    return False
 
-    Only shards.json is read. Raises InputError if there is none, or it is invalid.
+
+def open_shards(location: str) -> tuple[dict[str, "ShardedImages"], tuple[str, ...]]:
+    """Return the splits ("train", and "validation" if there is one) and the class names of shards.
+
+    location: a folder or a URL. Only shards.json is read. Raises InputError if there is no shards.json.
     """
-    store, content = open_store(location)
-    return {
-        split: ShardedImages(store, shards, content.classes, f"the {split} shards of '{location}'")
-        for split, shards in content.splits.items()
-    }
-
-
-class TarSamples:
-    """The images of an open WebDataset tar: their `names`, and their `classes` from .cls members, b"" if missing.
-
-    Consecutive members with the same path up to the first dot of the file name are one sample, of which the first image
-    is used. path: of the tar, for messages. Raises tarfile.TarError for an incomplete or invalid tar.
-    """
-
-    def __init__(self, path: str, file: BinaryIO) -> None:
-        self.path, self._file = path, file
-        self.names: list[str] = []
-        self.classes: list[bytes] = []
-        spans: list[tuple[int, int]] = []
-        members = ((*_split_name(member.name), member) for member in tar_members(file))
-        for _, sample in itertools.groupby(filter(operator.itemgetter(0), members), operator.itemgetter(0)):
-            image, label = None, b""
-            for _, suffix, member in sample:
-                if suffix == "cls":
-                    file.seek(member.offset_data)
-                    label = file.read(member.size)
-                elif image is None and f".{suffix}" in image_suffixes():
-                    image = member
-            if image is not None:
-                self.names.append(image.name)
-                self.classes.append(label)
-                spans.append((image.offset_data, image.size))
-        self._spans = np.array(spans, np.int64).reshape(-1, 2)
-
-    def __del__(self) -> None:
-        self._file.close()
-
-    def read(self, position: int) -> bytes:
-        """Read the encoded image at a position in the tar."""
-        start, length = self._spans[position].tolist()
-        if hasattr(os, "pread"):  # forked workers share the position of the file
-            return os.pread(self._file.fileno(), length, start)
-        self._file.seek(start)  # on Windows, where no process is forked
-        return self._file.read(length)
-
-
-def _split_name(name: str) -> tuple[str, str]:
-    """Split a member name at the first dot of the file name into the key and the lower-case suffix.
-
-    Both are empty for hidden files and files without a dot, which do not belong to a sample.
-    """
-    folder, slash, base = name.rpartition("/")
-    stem, dot, suffix = base.partition(".")
-    return (f"{folder}{slash}{stem}", suffix.lower()) if stem and dot else ("", "")
+    store = open_store(location)
+    content = read_list(store)
+    splits = {name: ShardedImages(store, shards, content.classes) for name, shards in content.splits.items()}
+    return splits, content.classes
 
 
 class ShardedImages(LabeledImages):
@@ -174,12 +144,13 @@ class ShardedImages(LabeledImages):
     names, all images have the label UNLABELED.
     """
 
-    def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...], source: str) -> None:
-        self.classes, self.source = classes, source
-        self._store, self._shards = store, tuple(shards)
+    def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...]) -> None:
+        self.classes = classes
+        self._store = store
+        self._shards = tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
-        # by number, or the reasons why they are unreadable; the least recently used first
-        self._open_shards: OrderedDict[int, TarSamples | str] = OrderedDict()
+        # open shards, or the reasons why they are unreadable; the least recently used first
+        self._open_shards: OrderedDict[int, TarSamples | _Unreadable] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -197,7 +168,9 @@ class ShardedImages(LabeledImages):
     @property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # not an attribute: read on demand
         """The label of each image, int64 (n,). Reads all shards at each access. Raises UnreadableImage."""
-        return np.array([self.label(index) for index in range(len(self))], np.int64)
+        if not self.classes:
+            return np.full(len(self), UNLABELED)
+        return np.array([self._label(*self._find(index)) for index in range(len(self))], np.int64)
 
     @property
     def fingerprint(self) -> str:
@@ -205,19 +178,13 @@ class ShardedImages(LabeledImages):
         lines = "".join(f"{shard.images} {shard.sha256}\n" for shard in self._shards)
         return hashlib.sha256(f"{self.classes!r}\n{lines}".encode()).hexdigest()
 
-    def label(self, index: int) -> int:
-        if not self.classes:
-            return UNLABELED
-        shard, position = self._find(index)
-        label = parse_class(content := shard.classes[position])
-        if label is None or label >= len(self.classes):
-            expected, got = f"a number below {len(self.classes)}", repr(content[:20]) if content else "no .cls"
-            raise UnreadableImage(self.name(index), f"its class must be {expected}, got {got}")
-        return label
+    def load(self, index: int) -> tuple[Image.Image, int]:
+        label = self._label(*self._find(index)) if self.classes else UNLABELED
+        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), label
 
     def file(self, index: int) -> tuple[bytes, str]:
         shard, position = self._find(index)
-        return shard.read(position), PurePosixPath(shard.names[position]).suffix.lower()
+        return shard.image(position), PurePosixPath(shard.names[position]).suffix.lower()
 
     def name(self, index: int) -> str:
         """The path or URL of the shard, and the name of the member, or the position in an unreadable shard."""
@@ -225,51 +192,65 @@ class ShardedImages(LabeledImages):
             shard, position = self._find(index)
         except UnreadableImage as error:
             return error.path
-        return f"{shard.path}/{shard.names[position]}"
+        return shard.name(position)
 
     def key(self, index: int) -> str:
         """Return the WebDataset key of an image. Raises UnreadableImage for an unreadable shard."""
         shard, position = self._find(index)
-        return _split_name(shard.names[position])[0]
+        return split_name(shard.names[position])[0]
 
     def select_shards(self, numbers: Sequence[int]) -> "ShardedImages":
         """Return the images of the shards with these numbers."""
-        return ShardedImages(self._store, [self._shards[number] for number in numbers], self.classes, self.source)
+        return ShardedImages(self._store, [self._shards[number] for number in numbers], self.classes)
 
     def without_labels(self) -> "ShardedImages":
         """Return the same images with the label UNLABELED, so that labels are not read."""
-        return ShardedImages(self._store, self._shards, (), self.source)
+        return ShardedImages(self._store, self._shards, ())
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open_shards": OrderedDict()}
 
     def _find(self, index: int) -> tuple[TarSamples, int]:
-        """Return the open shard of an image, and the image's position in it."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = int(np.searchsorted(self._ends, index, side="right"))
         position = int(index - self._ends[number] + self._shards[number].images)
-        if number not in self._open_shards:
-            self._open_shards[number] = self._open(self._shards[number])
+        return self._open(number, position), position
+
+    def _open(self, number: int, position: int) -> TarSamples:
+        """Open a shard. position: of the image, for the error."""
+        shard = self._shards[number]
+        path = self._store.path(shard.name)
+        samples = self._open_shards.get(number)
+        if samples is None or (isinstance(samples, _Unreadable) and time.monotonic() >= samples.retry_at):
+            try:
+                self._open_shards[number] = TarSamples(path, self._store.open(shard), shard.images)
+            except (tarfile.TarError, OSError) as error:
+                self._open_shards[number] = _Unreadable(_reason(error), time.monotonic() + _RETRY_SECONDS)
             if len(self._open_shards) > _MAX_OPEN:
                 self._open_shards.popitem(last=False)
         self._open_shards.move_to_end(number)
         samples = self._open_shards[number]
-        if isinstance(samples, str):
-            raise UnreadableImage(f"{self._store.path(self._shards[number].name)}, image {position}", samples)
-        return samples, position
+        if isinstance(samples, _Unreadable):
+            raise UnreadableImage(f"{path}, image {position}", samples.reason)
+        return samples
 
-    def _open(self, shard: Shard) -> TarSamples | str:
-        path = self._store.path(shard.name)
-        try:
-            samples = TarSamples(path, self._store.open(shard))
-        except (tarfile.TarError, OSError) as error:
-            return describe_error(error, path)
-        count = len(samples.names)
-        return samples if count == shard.images else f"it has {count} images, not {shard.images} as in {SHARD_LIST}"
+    def _label(self, shard: TarSamples, position: int) -> int:
+        content = shard.classes[position]
+        if not content:
+            raise UnreadableImage(shard.name(position), "it has no class (.cls)")
+        label = parse_class(content)
+        if label is None or label >= len(self.classes):
+            expected = f"its class must be a number below {len(self.classes)}"
+            raise UnreadableImage(shard.name(position), f"{expected}, got {content[:20]!r}")
+        return label
 
 
 def parse_class(content: bytes) -> int | None:
     """Parse the class index in a .cls member; None if it is invalid."""
     text = content.strip()
     return int(text) if text.isdigit() and len(text) < 10 else None
+
+
+def _reason(error: Exception) -> str:
+    return "there is no such file" if isinstance(error, FileNotFoundError) else one_line(error)

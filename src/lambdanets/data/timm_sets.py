@@ -1,6 +1,7 @@
 """Datasets that timm opens by a name with a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
 
 import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.pixels import convert_image
 from lambdanets.errors import InputError, one_line
 
-_PREFIXES = ("torch/", "hfds/")  # timm's other sets have no random access
+_PREFIXES = ("torch", "hfds")  # timm's other sets have no random access
 
 
 @dataclass(frozen=True)
@@ -21,51 +22,56 @@ class IndexedImages(LabeledImages):
 
     items: Any
     labels: Sequence[int]
-    classes: tuple[str, ...]
     source: str
 
     def load(self, index: int) -> tuple[Image.Image, int]:
+        name = self.name(index)
         try:
             image = self.items[index][0]
             if isinstance(image, Image.Image):
                 return convert_image(image), self.labels[index]
             with image:
-                return read_image(image, self.name(index)), self.labels[index]
+                return read_image(image, name), self.labels[index]
         except UnreadableImage:
             raise
         except Exception as error:  # datasets raise exceptions of any type for damaged files
-            raise UnreadableImage(self.name(index), one_line(error)) from error
+            raise UnreadableImage(name, one_line(error)) from error
 
 
 def is_timm_name(data: str) -> bool:
     """Whether `data` begins with one of timm's dataset prefixes and a slash, ignoring case."""
-    return data.lower().startswith(_PREFIXES)
+    prefix, slash, _ = data.partition("/")
+    return bool(slash) and prefix.lower() in _PREFIXES
 
 
-def open_timm_dataset(data: str, root: str | None) -> tuple[LabeledImages, LabeledImages]:
-    """Open the train and validation splits of a dataset.
+def open_timm_dataset(data: str, root: str | None) -> list[tuple[LabeledImages, tuple[str, ...]]]:
+    """Open the train and validation splits of a dataset, each with its class names.
 
     root: the folder of the dataset. "torch/" datasets are not downloaded.
 
     If there is no split "validation", "test" is used. Raises InputError, which includes the reason, if timm fails.
     """
-    if data.lower().startswith("torch/") and root is None:
+    prefix = data.partition("/")[0]
+    if prefix.lower() == "torch" and root is None:
         raise InputError(f"data_root must be the folder that contains '{data}', got None")
     train = _open_split(data, root, "train")
     try:
-        return train, _open_split(data, root, "validation")
+        return [train, _open_split(data, root, "validation")]
     except InputError as error:
-        with contextlib.suppress(InputError):
-            return train, _open_split(data, root, "test")
-        raise error
+        try:
+            return [train, _open_split(data, root, "test")]
+        except InputError:
+            raise error from None
 
 
-def _open_split(data: str, root: str | None, split: str) -> LabeledImages:
+def _open_split(data: str, root: str | None, split: str) -> tuple[LabeledImages, tuple[str, ...]]:
     import timm.data
 
+    printed = io.StringIO()
     try:
-        # with an empty mode, timm does not convert images
-        items: Any = timm.data.create_dataset(data, root=root, split=split, input_img_mode="")
+        with contextlib.redirect_stdout(printed):  # timm prints the names of missing packages
+            # with an empty mode, timm does not convert images
+            items: Any = timm.data.create_dataset(data, root=root, split=split, input_img_mode="")
         if hasattr(items, "reader"):
             items = items.reader
             labels = [int(label) for label in items.iter_targets()]
@@ -79,6 +85,8 @@ def _open_split(data: str, root: str | None, split: str) -> LabeledImages:
             classes = enumerate(getattr(items, "classes", ()))
             names = {index: name if isinstance(name, str) else ", ".join(name) for index, name in classes}
     except Exception as error:  # data sets raise exceptions of any type, and may have labels that are no classes
-        raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {one_line(error)}") from error
+        reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
+        raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {reason}") from error
     indices = range(max([-1, *names, *labels]) + 1)
-    return IndexedImages(items, labels, tuple(names.get(index, str(index)) for index in indices), f"{data}/{split}")
+    images = IndexedImages(items, labels, f"{data}/{split}")
+    return images, tuple(names.get(index, str(index)) for index in indices)

@@ -14,13 +14,9 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, Category
-from lambdanets.data.coco.images import (
-    AnnotatedImages,
-    image_to_tensor,
-    load_image,
-    open_validation,
-    open_with_categories,
-)
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.loader import image_to_tensor, load_image
+from lambdanets.data.coco.sets import open_validation, open_with_categories
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_scores import Result, Scores

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torchvision.ops import box_convert
 
-from lambdanets.data.coco.masks import CroppedMask, compress, masks_api
+from lambdanets.data.coco.segmentations import CroppedMask, compress, masks_api
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.evaluator import format_score
 

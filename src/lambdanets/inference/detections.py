@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.coco.masks import CroppedMask
+from lambdanets.data.coco.segmentations import CroppedMask
 
 MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
 MAX_UINT16 = 65_535

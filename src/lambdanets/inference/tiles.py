@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.coco.images import image_to_tensor
-from lambdanets.data.coco.masks import CroppedMask
+from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.detections import Detections
 from lambdanets.progress import track
 

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from lambdanets.data.coco.annotations import Object
-from lambdanets.data.coco.masks import to_cropped_mask
+from lambdanets.data.coco.segmentations import to_cropped_mask
 
 SQUARE = [2, 3, 8, 3, 8, 9, 2, 9]  # the outline of BOX as a polygon, which annotations have by default
 BOX = [2, 3, 6, 6]

@@ -8,7 +8,7 @@ import pytest
 from coco_files import SQUARE, annotation, content, decode_mask, image, write
 
 from lambdanets.data.coco.annotations import Annotations, read_annotations
-from lambdanets.data.coco.masks import encode_rle
+from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.errors import InputError
 
 
@@ -52,7 +52,7 @@ def test_area_and_iscrowd_are_optional(tmp_path: Path) -> None:
     assert [(obj.area, obj.crowd) for obj in objects] == [(30.5, False), *[(36.0, False)] * 4]  # that of the mask
 
 
-NO_IMAGE, NO_MASK = "no image", "no segmentation, or one without pixels"
+NO_IMAGE, NO_CATEGORY, NO_MASK = "no image", "no category", "no segmentation, or one without pixels"
 POLYGON, RLE = "polygons with fewer than 3 points", "an RLE that is damaged or not of the image"
 SIZE = {"size": [20, 30]}
 INVALID_SEGMENTATIONS = {
@@ -67,7 +67,7 @@ INVALID_SEGMENTATIONS = {
 
 @pytest.mark.parametrize(
     ("problem", "fields"),
-    [(NO_IMAGE, {"image_id": 3})]
+    [(NO_IMAGE, {"image_id": 3}), (NO_CATEGORY, {"category_id": 4})]
     + [(problem, {"segmentation": value}) for problem, values in INVALID_SEGMENTATIONS.items() for value in values],
 )
 def test_an_invalid_annotation_is_dropped_and_counted(tmp_path: Path, problem: str, fields: dict[str, Any]) -> None:
@@ -111,11 +111,24 @@ def test_integers_may_be_written_as_floats(tmp_path: Path) -> None:
     assert type(parsed.images[0].height) is int
 
 
-@pytest.mark.parametrize("invalid", [{"segmentation": []}, {"image_id": 5}])
+@pytest.mark.parametrize("invalid", [{"segmentation": []}, {"category_id": 5}])
 def test_a_file_of_mostly_invalid_annotations_is_refused(tmp_path: Path, invalid: dict[str, Any]) -> None:
     assert len(object_ids(read(tmp_path, annotation(1), annotation(2, **invalid)))) == 1
     with pytest.raises(InputError, match=r"got 2 of 3 that cannot be used: 2 annotations dropped.*\(id 2, 3\)"):
         read(tmp_path, annotation(1), annotation(2, **invalid), annotation(3, **invalid))
+
+
+@pytest.mark.parametrize("key", ["category_id", "image_id"])
+@pytest.mark.parametrize(("ids", "advice"), [((0, 1, 2, 1), "add 1 to"), ((2, 3, 4), "subtract 1 from")])
+def test_ids_that_count_from_0_instead_of_1_are_refused(
+    tmp_path: Path, key: str, ids: tuple[int, ...], advice: str
+) -> None:
+    counted = {"categories": [{"id": number, "name": f"c{number}"} for number in (1, 2, 3)]}
+    counted["images"] = [image(number) for number in (1, 2, 3)]
+    rows = [annotation(number, **{"category_id": 1, key: value}) for number, value in enumerate(ids)]
+    message = rf"^{key} of the annotations .* among the ids 1 to 3 .*; {advice} each {key}, or remove"
+    with pytest.raises(InputError, match=message):
+        read_annotations(write(tmp_path / "a.json", content(*rows) | counted))
 
 
 def changed(section: str, index: int, **fields: Any) -> dict[str, Any]:
@@ -145,7 +158,6 @@ VALID = json.dumps(content(annotation(1))).encode()
         (changed("images", 0, width=0), "width must be greater than 0, got 0"),
         (changed("annotations", 0, bbox=[1, 2, 3, "x"]), r"bbox\[3\] must be a valid number"),
         (changed("annotations", 0, category_id=7.5), "category_id must be a valid integer"),
-        (changed("annotations", 0, category_id=5), "of its categories, got category_id 5"),
         (changed("images", 1, id=1), "images with different id, got several 1"),
         (changed("images", 1, file_name="1.png"), r"images with different name, got several 1\.png"),
         (changed("categories", 1, id=7), "categories with different id, got several 7"),
@@ -169,7 +181,7 @@ def test_to_coco_returns_the_valid_annotations_unchanged(tmp_path: Path) -> None
     rows = [
         annotation(1, area=33.25, bbox=[2, 3, 6, 7], segmentation=rle),
         annotation(2, iscrowd=1, segmentation=rle),
-        annotation(3, image_id=100),
+        annotation(3, category_id=100),
         annotation(4, image_id=2),
     ]
     parsed = read(tmp_path, *rows)

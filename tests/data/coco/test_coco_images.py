@@ -12,7 +12,8 @@ from coco_files import annotation, content, image, png, write, write_folder, wri
 from PIL import Image
 
 from lambdanets.data.coco.annotations import Category
-from lambdanets.data.coco.images import AnnotatedImages, open_annotated, open_with_categories
+from lambdanets.data.coco.images import AnnotatedImages, open_annotated
+from lambdanets.data.coco.sets import open_with_categories
 from lambdanets.data.images import UnreadableImage
 from lambdanets.errors import InputError
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.data.coco.masks import CroppedMask
+from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.figures import overlay, overlay_classes
 

@@ -1,5 +1,6 @@
 """Images with many objects: memory is not proportional to objects times pixels."""
 
+import io
 import json
 import random
 import resource
@@ -15,8 +16,7 @@ from torch import nn
 
 from data.coco import coco_files
 from lambdanets.data.coco.annotations import parse_annotations
-from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.labeled_images import ImageArray
+from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
@@ -34,12 +34,13 @@ def square(number):
 
 def annotated_squares():
     """Return a gray image with annotated squares of 4 x 4 pixels in a grid."""
-    pixels = np.full((1, HEIGHT, WIDTH), 90, np.uint8)
+    file = io.BytesIO()
+    Image.new("L", (WIDTH, HEIGHT), 90).save(file, "PNG")
     images = [coco_files.image(1, height=HEIGHT, width=WIDTH)]
     content = coco_files.content(*map(square, range(NUM_OBJECTS)), images=images)
     content["categories"] = [{"id": 7, "name": "square"}]  # of one class, only outlines are drawn
     annotations = parse_annotations(json.dumps(content).encode(), Path("here"))
-    return AnnotatedImages(annotations, ImageArray(pixels, [0], "memory"), "")
+    return AnnotatedImages(annotations, InMemoryFiles([file.getvalue()], ["1.png"], "memory"), "")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from coco_files import annotation, content, decode_mask, image, write
 
 from lambdanets.data.coco.annotations import Object, read_annotations
-from lambdanets.data.coco.masks import encode_rle, to_cropped_mask
+from lambdanets.data.coco.segmentations import encode_rle, to_cropped_mask
 
 HEIGHT, WIDTH = 40, 23
 
