@@ -84,13 +84,19 @@ def _cells(rows: Sequence[Sequence[Run]], kinds: Sequence[str]) -> list[list[str
     """The cells of the header and of each row."""
     columns = [(kind, name) for kind in kinds for name in _NAMES]
     lines = [["model", "params (M)", "seeds", *(f"{_KINDS[kind]} {name}" for kind, name in columns)]]
-    baseline = [list(points(rows[0], {}, *column).values()) for column in columns]
+    baseline = [_values(rows[0], column) for column in columns]
     for row in rows:
         cells = []
         for column, expected in zip(columns, baseline, strict=True):
-            values = list(points(row, {}, *column).values())
+            values = _values(row, column)
             is_compared = row is not rows[0] and values and expected
             gain = f" ({statistics.fmean(values) - statistics.fmean(expected):+z.1f})" if is_compared else ""
             cells.append(format_mean(values) + gain)
         lines.append([_label(row[0], rows), f"{row[0]['parameters'] / 1e6:.1f}", str(len(row)), *cells])
     return lines
+
+
+def _values(row: Sequence[Run], column: Sequence[str]) -> list[float]:
+    """Scores in percent, one per seed; none if a run has no such score."""
+    values = points(row, {}, *column)
+    return list(values.values()) if len(values) == len(row) else []

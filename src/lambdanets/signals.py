@@ -7,7 +7,7 @@ handlers of its own, which stop it after a step.
 """
 
 import contextlib
-import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -91,9 +91,15 @@ def resumable(saved: str) -> Iterator[None]:
 
 
 def exit_with_parent() -> None:
-    """Let Linux kill this worker process when its parent process ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    """Make this worker process exit when its parent process exits."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait_and_exit() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_and_exit, daemon=True).start()
 
 
 def _handle(signum: int, frame: FrameType | None) -> None:

@@ -189,3 +189,11 @@ def test_images_of_a_step_do_not_depend_on_world_size_unless_sharded(image_type)
     one_rank = step(image_type, 0, 1, 1, 1, 12)
     two_ranks = step(image_type, 0, 2, 1, 1, 12) + step(image_type, 1, 2, 1, 1, 12)
     assert (sorted(one_rank) == sorted(two_ranks)) == (image_type is ImageArray)
+
+
+def test_windowed_permutation_reads_one_window_of_shards_at_a_time():
+    shard_sizes = [10] * 40
+    order = windowed_permutation(shard_sizes, 0, 0, range(105, 355))
+    assert len(set(order.tolist())) == 250
+    for first in range(0, 240, 80):
+        assert len({number // 10 for number in order[first : first + 75].tolist()}) <= WINDOW

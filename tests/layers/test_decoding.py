@@ -142,3 +142,11 @@ def test_decode_step_rejects_invalid_arguments():
     _, state = decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
     with pytest.raises(ValueError, match=r"state must have positions left to decode, got a complete grid of \(1, 1\)"):
         decode_step(layer, torch.zeros(1, 8, dtype=torch.float64), state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_decoding_equals_a_full_forward_pass(dtype):
+    layer = make_layer(LambdaLayer1d, {}, dtype)
+    x = torch.randn(2, 8, 30, generator=torch.Generator().manual_seed(0)).to(dtype)
+    tolerance = 40 * torch.finfo(dtype).eps
+    torch.testing.assert_close(decode(layer, x), layer(x), rtol=tolerance, atol=10 * tolerance)

@@ -339,3 +339,12 @@ def test_rejects_invalid_constructor_arguments(options, message):
 def test_rejects_invalid_inputs(x, mask, message):
     with pytest.raises(ValueError, match=message):
         make_layer(torch.float32)(x, mask)
+
+
+@pytest.mark.parametrize("size", [4, 64])
+def test_vmap_under_autocast(size):
+    layer = LambdaLayer2d(16, scope=3).eval()
+    x = torch.randn(2, 3, 16, size, size)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual, expected = torch.func.vmap(layer)(x), torch.stack([layer(part) for part in x])
+    assert (actual - expected).float().norm() <= 0.02 * expected.float().norm()

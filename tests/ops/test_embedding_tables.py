@@ -124,3 +124,13 @@ def test_gradcheck_of_resizing(old, new):
 def test_resize_table_rejects_invalid_arguments(shape, sides, message):
     with pytest.raises(ValueError, match=message):
         resize_table(torch.zeros(shape), sides)
+
+
+@resizes
+def test_resizing_keeps_center_and_corners(old, new):
+    table = random(*old, 2, 3)
+    resized = resize_table(table, new, keep_sum=False)
+    assert resized.shape == (*new, 2, 3)
+    torch.testing.assert_close(resized[tuple(s // 2 for s in new)], table[tuple(s // 2 for s in old)])
+    for corner in itertools.product((0, -1), repeat=len(old)):
+        torch.testing.assert_close(resized[corner], table[corner])

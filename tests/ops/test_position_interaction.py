@@ -236,3 +236,16 @@ def test_rejects_invalid_arguments(changes, message):
     for function in (position_interaction, ln.plan):
         with pytest.raises(ValueError, match=message):
             function(**arguments)
+
+
+@algorithms
+def test_matches_a_2x2_example_computed_by_hand(algorithm):
+    # One query depth, one value channel, one head; values 1 2 / 3 4; table indexed by offsets (y, x).
+    table = torch.tensor([[0.0, 1.0, 0.0], [10.0, 100.0, 1000.0], [0.0, 10000.0, 0.0]]).unsqueeze(-1)
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 4, 1)
+    queries = torch.tensor([1.0, 1.0, 2.0, -1.0]).view(1, 1, 4, 1)
+    # top left: itself 100*1, right 1000*2, below 10000*3; and so on
+    by_hand = [32100.0, 40210.0, 2 * (300 + 4000 + 1), -(400 + 30 + 2)]
+    result = position_interaction(queries, table, values, (2, 2), algorithm=algorithm)
+    # rounding errors of Fourier transforms are relative to the largest number
+    assert result.flatten().tolist() == pytest.approx(by_hand, abs=1e-3)

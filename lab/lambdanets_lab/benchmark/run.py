@@ -124,7 +124,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
     content = read_json(path, dict[str, Any], advice)
     if content.get("finished"):
         raise InputError(f"{path} exists and is finished; {advice}")
-    return content | content["options"]
+    return content | content.get("options", {})
 
 
 def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:

@@ -73,9 +73,13 @@ def _lambda_multiply_adds(layer: LambdaLayer2d, x: Tensor, single_application: b
 
 
 def _run_on_meta(model: nn.Module, image_size: int, hook: Any) -> None:
-    """Run one image through the model, set to eval mode, and call hook(layer, arguments, output) after each module."""
+    """Run one image through the model in eval mode, and call hook(layer, arguments, output) after each module."""
     handles = [module.register_forward_hook(hook) for module in model.modules()]
-    with torch.no_grad():
-        model.eval()(torch.empty(1, 3, image_size, image_size, device="meta"))
-    for handle in handles:
-        handle.remove()
+    training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.empty(1, 3, image_size, image_size, device="meta"))
+    finally:
+        model.train(training)
+        for handle in handles:
+            handle.remove()

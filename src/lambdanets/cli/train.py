@@ -93,7 +93,8 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
     named = find_recipe(name)  # a file may register the task of the run
     stored = _stored_recipe(arguments)
     recipe = named if stored is None else stored
-    recipe = extended_recipe(recipe, [word.partition("=")[0][2:].replace("-", "_") for word in arguments])
+    words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
     parse = partial(
         parse_with_recipe,
         TrainOptions,
@@ -149,6 +150,8 @@ def _train(name: str, options: TrainOptions, recipe: Any, folder: Path, world_si
         if world_size > 1:
             raise InputError("--quicktest needs one process; remove --quicktest or --devices")
         data = folder.absolute().with_name(f"{folder.absolute().name}-data")
+        if folder.exists() and not data.exists():
+            raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
         recipe = task_class(recipe).quicktest(recipe, data)
     file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):

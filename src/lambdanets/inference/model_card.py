@@ -12,14 +12,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict
 
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
 from lambdanets.registry import TASKS, installed_tasks, predictor_of
 
-ModelOptions = dict[str, bool | int | float | str | list[Any]]  # lists, as in folders of timm
+
+def _check_options(options: dict[str, Any]) -> dict[str, Any]:
+    if invalid := sorted({"num_classes", "in_chans"} & options.keys()):
+        raise InputError(f"model_options must not have {', '.join(invalid)}, which the data and the recipe determine")
+    return options
+
+
+ModelOptions = Annotated[dict[str, bool | int | float | str | list[Any]], AfterValidator(_check_options)]
 
 
 @record

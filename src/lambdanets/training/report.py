@@ -20,9 +20,12 @@ RESULT, FINDINGS = "result.json", "findings.json"
 
 def write_findings(task: Task, folder: Path) -> None:
     """Write what was found in the data, such as the ids of dropped annotations, to findings.json."""
+    path = folder / FINDINGS
     if any(task.findings.values()):
-        write_json(folder / FINDINGS, task.findings)
-        echo(f"all dropped annotations: {folder / FINDINGS}", file=sys.stderr)
+        write_json(path, task.findings)
+        echo(f"all dropped annotations: {path}", file=sys.stderr)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def finish(

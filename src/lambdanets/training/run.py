@@ -19,7 +19,7 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import best_device, has_fast_bfloat16
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE
+from lambdanets.files import RECIPE, encode_utf8
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.terminal import echo
 from lambdanets.training.checkpoints import (
@@ -69,8 +69,14 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
+    if encode_utf8(str(folder)).decode() != str(folder):
+        raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
     recipe = resolve_recipe(recipe)
-    with process_group() as world, _locked(_run_folder(folder, recipe)):
+    with process_group() as world, ExitStack() as stack:
+        run_folder = _run_folder(folder, recipe)
+        broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
+        if not broadcast_from_rank_zero((folder / RESULT).is_file):  # else the folder may be read-only
+            stack.enter_context(_locked(run_folder))
         if not broadcast_from_rank_zero((folder / RESULT).is_file):
             if broadcast_from_rank_zero((folder / RECIPE).is_file):
                 stored = read_recipe(folder / RECIPE)

@@ -1,4 +1,5 @@
 import math
+import threading
 
 import pytest
 import torch
@@ -154,3 +155,26 @@ def test_bfloat16_gradients_sum_many_positions_in_float32(monkeypatch, algorithm
     _, grad_table, grad_values = torch.autograd.grad(output, inputs)
     assert grad_table[n - 2 : n + 1, 0].tolist() == pytest.approx([n - 1, n, n - 1], rel=2**-8)
     assert grad_values.flatten().tolist() == pytest.approx([n] * n, rel=2**-7)
+
+
+@algorithms
+def test_results_are_thread_safe(algorithm):
+    inputs = [make_inputs(GRID, SIDES, batch=batch, heads=heads) for batch, heads in ((2, 1), (3, 2), (1, 3), (2, 4))]
+    expected = [run(x, GRID, algorithm=algorithm) for x in inputs]
+    failures = []
+    start = threading.Barrier(len(inputs))
+
+    def run_repeatedly(i):
+        start.wait()
+        try:
+            for _ in range(8):
+                assert_all_close(run(inputs[i], GRID, algorithm=algorithm), expected[i], 0)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run_repeatedly, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]

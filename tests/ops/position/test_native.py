@@ -147,3 +147,14 @@ def test_channels_may_be_maps(grid, sides, options):
         g = grad_output.mT.contiguous().mT if channels_first else grad_output
         results.append([output, *torch.autograd.grad(output, inputs, g)])
     assert all(torch.equal(x, y) for x, y in zip(*results, strict=True))
+
+
+@cases
+def test_every_element_of_a_result_is_written(grid, sides, options):
+    expected = run("native", grid, sides, **options)
+    torch.use_deterministic_algorithms(True)  # fills new tensors with NaN
+    try:
+        actual = run("native", grid, sides, **options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
