@@ -15,7 +15,7 @@ from data.same_batches import assert_same
 from lambdanets.data.batches import Batch
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import ImageArray, ImageBatches
-from lambdanets.data.order import BatchSlice, Order
+from lambdanets.data.order import WINDOW, BatchSlice, Order, windowed_permutation
 from lambdanets.errors import InputError
 
 
