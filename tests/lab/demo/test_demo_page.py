@@ -85,7 +85,7 @@ def test_unreadable_file_gives_a_sentence_and_the_page_stays_usable(tab, digit):
 
 def test_keyboard_reaches_every_control(tab):
     page = tab.page
-    page.reload()
+    page.reload(wait_until="networkidle")
     page.locator("#examples button").nth(1).focus()
     page.keyboard.press("Enter")
     page.locator("#about").filter(has_text="digit 3: 8 x 8 pixels").wait_for()
