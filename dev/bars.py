@@ -74,7 +74,7 @@ def main() -> int:
         "lab": count_lines("lab"),
         "native": count_lines("native"),
         "everything": count_lines("src", "lab", "native", "experiments"),
-        "tests": 16_867count_lines("tests"),
+        "tests": count_lines("tests"),
     }
     command = [sys.executable, "-c", FORWARD]
     files, calls = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
