@@ -35,7 +35,7 @@ def atomic_open(path: Path, backup: Path | None = None) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces `path` after the block; if the block raises, `path` is unchanged.
 
     The bytes are written to a hidden file in the same folder, which is synced and then renamed. OSErrors have `path` as
-    their file name. backup: if given, an existing file at `path` is renamed to it.
+    their file name. backup: new path of an existing file at `path`, if any.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     with uninterrupted():  # outside of this block a signal would end the process and leave the hidden file

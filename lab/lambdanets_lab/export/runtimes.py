@@ -84,8 +84,8 @@ class Runtime(ABC):
         """Return a function that runs the model on images (b, c, H, W), float32 on the CPU, with torch's threads."""
 
     def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
-        """Replace a model file with one in int8, if the runtime has `int8`. images: calibration data."""
-        raise NotImplementedError
+        """Replace a model file with one in int8. images: calibration data. Raises InputError without `int8`."""
+        raise InputError(f"int8 must be False for {self.title}, which has no quantization here, got True")
 
 
 def quantize(model: Any, images: Sequence[Tensor], make_input: Callable[[Tensor], Any]) -> Any:

@@ -175,8 +175,8 @@ class Classifier(Predictor):
     def build(architecture: Any, num_classes: int) -> nn.Module:
         shape = {"num_classes": num_classes, "in_chans": architecture.preprocessing.channels}
         rates = {"drop_path_rate": "drop_path", "drop_rate": "dropout"}  # of recipes
-        given = {name: rate for name, field in rates.items() if (rate := getattr(architecture, field, 0.0))}
-        return create_model(architecture.model, **architecture.checked_options() | given | shape)
+        drop_rates = {name: rate for name, field in rates.items() if (rate := getattr(architecture, field, 0.0))}
+        return create_model(architecture.model, **architecture.checked_options() | drop_rates | shape)
 
     def infer(self, images: Sequence[Image], *, batch_size: int = 1) -> list[Prediction]:
         preprocessing = self.card.preprocessing
