@@ -9,7 +9,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from pages import RESULTS, ROOT, PageScript, replace_section
+from pages import MACHINES, ROOT, PageScript, replace_section
 
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.report import draw_layer_times, draw_scaling, read_rows
@@ -26,12 +26,12 @@ STAGES = {"CCCL": "c5", "CCLL": "c4, c5", "CLLL": "c3, c4, c5", "LLLL": "c2, c3,
 Cells = dict[str, dict[str, float]]
 
 
-def read(kind: str) -> dict[str, Any]:
-    results: dict[str, Any] = read_results(RESULTS / f"xeon-2-cores/{kind}.json")
+def read(kind: str, machine: Path = MACHINES[0]) -> dict[str, Any]:
+    results: dict[str, Any] = read_results(machine / f"{kind}.json")
     return results
 
 
-def machine(results: dict[str, Any]) -> str:
+def hardware(results: dict[str, Any]) -> str:
     hardware = results["hardware"]
     return f"{hardware['processor']}, {hardware['threads']} threads, {results['started'].split()[0]}"
 
@@ -99,11 +99,11 @@ def network_table(model: dict[str, Any]) -> str:
     return markdown_table(["stages with lambda layers", "training", "inference"], *rows)
 
 
-def page_section() -> str:
-    layer, model = read("layer"), read("model")
+def machine_section(machine: Path) -> str:
+    layer, model = read("layer", machine), read("model", machine)
     parts = [
         "One layer, milliseconds (median of up to 20 runs), batch 8, 16-dimensional queries, 4 heads, float32, on\n"
-        f"{machine(layer)}; [`experiments/results`](../experiments/results) has every sample."
+        f"{hardware(layer)}; [`experiments/results`](../experiments/results) has every sample."
     ]
     for scope in layer["options"]["scopes"]:
         for phase, comment in (("training", " (forward and backward)"), ("inference", "")):
@@ -112,10 +112,20 @@ def page_section() -> str:
     parts += [
         summary(layer),
         "ResNet-50 with lambda layers, throughput relative to plain ResNet-50, 224 x 224 pixels, batch 8, scope 23, "
-        f"float32, on\n{machine(model)}:",
+        f"float32, on\n{hardware(model)}:",
         network_table(model),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
+
+
+def page_section() -> str:
+    """The tables of the first machine, and folded those of the others."""
+    first, *others = MACHINES
+    folded = [
+        f"<details><summary>On {hardware(read('layer', machine))}</summary>\n\n{machine_section(machine)}\n\n</details>"
+        for machine in others
+    ]
+    return "\n\n".join([machine_section(first), *folded]) + "\n"
 
 
 def readme_section() -> str:
@@ -130,7 +140,7 @@ def readme_section() -> str:
     low, high = ratios_to_fastest_other(times)
     return (
         "One layer, forward and backward, in milliseconds (median of up to 20 runs): batch 8, scope 23, 16-dimensional "
-        f"queries, 4 heads, float32, on {machine(layer)}:\n\n{markdown_table(['map x channels', *COLUMNS], *rows)}\n\n"
+        f"queries, 4 heads, float32, on {hardware(layer)}:\n\n{markdown_table(['map x channels', *COLUMNS], *rows)}\n\n"
         f"In training at scope 23 the layer is {low:.1f} to {high:.1f} times as fast as the faster of lambda-networks "
         f"and timm. {compare_with_convolution(times).replace('In training at scope 23 it', 'It')} "
         "[Benchmarks](docs/benchmark.md) has all shapes, memory and whole networks; [Algorithms](docs/engine.md) "

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import exported_networks
 import torch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from pages import RESULTS, Script, replace_section
+from pages import MACHINES, RESULTS, Script, replace_section
 from torch import Tensor, nn
 
 from lambdanets import export
@@ -37,7 +37,6 @@ from lambdanets_lab.results import read_results, write_results
 from lambdanets_lab.tables.paper import select_numbers
 from lambdanets_lab.timing import time_in_turn
 
-MACHINES = [RESULTS / f"{machine}-2-cores/frontier.json" for machine in ("xeon", "epyc")]
 LOWEST_TOP1 = 76.5  # of the figure
 GROUP = 5  # networks in memory: with nine, the largest is slowed down by lack of memory
 BATCH_SIZE = {"inference": 4, "openvino": 4, "training": 2}
@@ -144,6 +143,11 @@ def train_step(network: nn.Module, images: Tensor) -> None:
     network.zero_grad(set_to_none=True)
 
 
+def read_machines() -> list[dict[str, Any]]:
+    """The committed results of all machines."""
+    return [read_results(machine / "frontier.json") for machine in MACHINES]
+
+
 def frontier(results: dict[str, Any], phase: str, family: str) -> list[tuple[float, float]]:
     """Return (top-1, images per second) of a family, by increasing accuracy."""
     batch = results["batch_size"][phase]
@@ -244,7 +248,7 @@ def main() -> None:
         rows = [row for row in all_rows() if options.names is None or row.model in options.names]
         measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
         return
-    machines = [read_results(path) for path in (MACHINES if options.out is None else [options.out])]
+    machines = read_machines() if options.out is None else [read_results(options.out)]
     replace_section(options.page, "frontier", write_section(machines))
     draw(machines[0], options.page.parent / "results/frontier.png")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"
+MACHINES = [RESULTS / "xeon-2-cores", RESULTS / "epyc-2-cores"]  # whose speed was measured
 
 
 class PageScript(argparse.ArgumentParser):

@@ -28,7 +28,7 @@ COMMANDS = {
     "report": "Compare detection runs as in the paper's Table 14: lambdanets report RUNS...",
     "compare": "Compare model variants over several seeds: lambdanets compare STUDIES [RECIPE].",
     "tables": "Compare the paper's tables with this package: lambdanets tables [3 4 ...] [--check].",
-    "benchmark": "Benchmark against baselines: lambdanets benchmark layer | model | memory | scaling.",
+    "benchmark": "Benchmark against baselines: lambdanets benchmark layer | model | scaling | tables.",
     "kernels": "Show and check the compiled kernels on this machine: lambdanets kernels [--device cuda].",
 }
 # Commands in `lambdanets_lab.cli`; the others are in this package.

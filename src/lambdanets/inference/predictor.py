@@ -127,14 +127,14 @@ class Predictor(ABC):
         """
         stretch = self.card.stretch if stretch is None else stretch
         for start in range(0, len(paths), batch_size):
-            images: dict[Path, Any] = {}
+            images: list[tuple[Path, Any]] = []
             for path in paths[start : start + batch_size]:
                 try:
-                    images[path] = self.read(path, channel=channel, stretch=stretch)
+                    images.append((path, self.read(path, channel=channel, stretch=stretch)))
                 except UnreadableImage as error:
                     unreadable.append(str(error))
-            predictions = self.infer([*images.values()], batch_size=batch_size, **options) if images else []
-            yield from zip(images.keys(), images.values(), predictions, strict=True)
+            predictions = self.infer([image for _, image in images], batch_size=batch_size, **options) if images else []
+            yield from ((*image, prediction) for image, prediction in zip(images, predictions, strict=True))
 
     @staticmethod
     def read(path: Path, **options: Any) -> Any:
