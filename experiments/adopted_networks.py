@@ -20,9 +20,9 @@ import timm
 import torch
 from pages import RESULTS, ROOT, Script, replace_section
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from lambdanets import adopt
-from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.export.graphs import fill_zero_norm_weights
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results, write_results
@@ -47,7 +47,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
     torch.manual_seed(0)
     original, images = make(), torch.randn(batch, 3, side, side)
     fill_zero_norm_weights(original)
-    set_batch_norm_statistics(original, images)
+    update_bn([images], original)  # else activations overflow
     adopted = copy.deepcopy(original.eval())
     layers = list(adopt(adopted))
     captured = _capture_inputs(original, layers, images)

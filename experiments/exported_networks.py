@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from pages import RESULTS, Script, replace_section
+from torch.optim.swa_utils import update_bn
 
 from lambdanets import create_model, export
-from lambdanets_lab.benchmark.model import set_batch_norm_statistics
 from lambdanets_lab.export.graphs import fill_zero_norm_weights
 from lambdanets_lab.export.runtimes import RUNTIMES
 from lambdanets_lab.markdown import markdown_table
@@ -43,7 +43,7 @@ def make_network(model: str, options: dict[str, Any], image_size: int) -> torch.
     torch.manual_seed(0)
     network = create_model(model, **options)
     fill_zero_norm_weights(network)
-    set_batch_norm_statistics(network, torch.randn(4, 3, image_size, image_size))
+    update_bn([torch.randn(4, 3, image_size, image_size)], network)  # else activations overflow
     return network.eval()
 
 

@@ -40,11 +40,7 @@ from lambdanets_lab.timing import time_in_turn
 LOWEST_TOP1 = 76.5  # of the figure
 GROUP = 5  # networks in memory: with nine, the largest is slowed down by lack of memory
 BATCH_SIZE = {"inference": 4, "openvino": 4, "training": 2}
-PHASES = {
-    "inference": "inference, PyTorch",
-    "openvino": "inference, OpenVINO",
-    "training": "training step, PyTorch",
-}
+PHASES = {"inference": "inference, PyTorch", "openvino": "inference, OpenVINO", "training": "training step, PyTorch"}
 OURS = "LambdaResNet"
 PUBLISHED = read_results(RESULTS / "published_top1.json")  # by family
 PAPER_SPEEDUPS = {"EfficientNet": (3.2, 4.4), "ResNet-RS": (1.6, 2.3)}  # of LambdaResNets in Figure 4, on TPUv3

@@ -29,6 +29,7 @@ Triton's interpreter (NumPy below 2.4 with Triton 3.6).
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import multiprocessing
@@ -37,7 +38,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ from lambdanets_lab.benchmark.peers import PEERS, build_peer
 from lambdanets_lab.results import installed_version
 
 Row = dict[str, Any]
-Measurements = Iterator[tuple[str, Callable[[], Row]]]
+Measurements = Iterable[tuple[str, Callable[[], Row]]]
 Shape = tuple[int, int, int | None, int]  # side of the map, value depth, scope (None: global), batch
 
 SECONDS_TO_STOP = 10  # for the last case of a part after its time limit
@@ -105,10 +106,6 @@ if not ON_GPU:  # Triton's interpreter has no products in bfloat16
     SMOKE = [("1 head", {"heads": 1}, 2, 5)]
 
 
-def machine() -> Measurements:
-    yield "versions", describe_machine
-
-
 def describe_machine() -> Row:
     row = {"commit": commit(), "torch": torch.__version__, "triton": installed_version("triton"), **hardware()}
     if ON_GPU:
@@ -146,13 +143,8 @@ def time_calls(call: Callable[[], Any]) -> Row:
     return row
 
 
-def compile_kernels() -> Measurements:
-    """Compile the kernels of all sizes for this device, on all cores, which fills Triton's cache."""
-    if ON_GPU:
-        yield "all", compile_all
-
-
 def compile_all() -> Row:
+    """Compile the kernels of all sizes for this device, on all cores, which fills Triton's cache."""
     import kernels
 
     tasks = kernels.configurations([int("".join(map(str, torch.cuda.get_device_capability())))])
@@ -327,8 +319,8 @@ def time_pass(make: Callable[[], nn.Module], sizes: tuple[int, ...], training: b
 # In order of what is lost if the time ends early, with their shares of it in minutes. A part may also use what those
 # before it have left.
 PARTS: dict[str, tuple[float, Callable[[], Measurements]]] = {
-    "machine": (0.6, machine),  # with the first imports on a new machine
-    "compile": (1.2, compile_kernels),
+    "machine": (0.6, lambda: [("versions", describe_machine)]),  # with the first imports on a new machine
+    "compile": (1.2, lambda: [("all", compile_all)] if ON_GPU else []),
     "self_test": (1.0, self_test),
     "check": (0.9, check),
     "layers": (1.6, layers),
@@ -384,10 +376,8 @@ def read_rows(path: Path) -> list[Row]:
     """Read the rows, and skip incomplete lines of killed parts."""
     rows = []
     for line in path.read_text().splitlines():
-        try:
+        with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
-        except ValueError:
-            continue
     return rows
 
 

@@ -29,6 +29,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.run is None:
         write_page(options.page)
+    elif options.name is None:
+        parser.error("NAME must be given")
     else:
         pack(options.run, options.name, options.data, dict(entry.split("=", 1) for entry in options.card))
 

@@ -187,6 +187,7 @@ def main() -> None:
         measure(options, out)
     runs = stored_runs(out)
     is_finished = {(run["layer"], run["seed"]) for run in runs} >= {*itertools.product(LAYERS, range(8))}
+    is_finished &= STEPS.is_file()  # the figure needs it
     if not options.tune:
         replace_section(options.page, "questions", section(runs) if is_finished else "The runs are not finished.\n")
     if not options.tune and is_finished:

@@ -8,7 +8,8 @@ from skimage.measure import label, regionprops
 
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.detections import Detections, make_label_image
-from lambdanets.inference.tiles import blend_tiles, detect_tiled, drop_duplicates
+from lambdanets.inference.detector import Detector
+from lambdanets.inference.tiles import blend_tiles, drop_duplicates
 
 
 class Rectangles:
@@ -54,7 +55,7 @@ def scattered_rectangles(height, width, seed=0):
 def test_objects_on_seams_are_found_whole_and_once(height, width, batch_size):
     pixels, count = scattered_rectangles(height, width)
     detector = Rectangles()
-    objects = detect_tiled(detector, Image.fromarray(pixels), 32, batch_size)
+    objects = Detector.infer_tiles(detector, Image.fromarray(pixels), 32, batch_size)
     assert detector.largest == 32
     assert objects.size == (height, width)
     assert len(objects) == count

@@ -97,8 +97,8 @@ class KeywordEvaluation(Evaluation):
 class KeywordEvaluator(Evaluator):
     """Measures (index, whether the keyword is correct) of each recording."""
 
-    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches:
-        return Batches(self.images, load, collate, batch_size=batch_size, workers=workers, batch_slice=batch_slice)
+    def batches(self, **options: Any) -> Batches:
+        return Batches(self.images, load, collate, **options)
 
     def measure(self, batch: Batch) -> list[Any]:
         correct = self.predictor.outputs(batch.images).argmax(1).cpu() == batch.targets.cpu()

@@ -135,13 +135,10 @@ PAPER_MODELS: dict[str, dict[str, ModelSpec]] = {
 
 
 @functools.cache
-def _structure(name: str) -> tuple[str, str]:
-    """Count the blocks in c2 to c5, and list the indices of c4's blocks with a lambda layer."""
+def structure(name: str) -> dict[str, str]:
+    """Count the blocks in c2 to c5, and list c4's blocks with a lambda layer, by column of Table 19."""
     model: Any = ModelSpec(name).create()
     stages = [model.layer1, model.layer2, model.layer3, model.layer4]
     in_c4 = [i for i, block in enumerate(model.layer3, 1) if isinstance(block.conv2, LambdaLayer2d)]
-    return "-".join(str(len(stage)) for stage in stages), ", ".join(map(str, in_c4))
-
-
-def structure(spec: ModelSpec, column: str) -> str:
-    return _structure(spec.name)[("blocks", "lambda layers in c4").index(column)]
+    blocks = "-".join(str(len(stage)) for stage in stages)
+    return {"blocks": blocks, "lambda layers in c4": ", ".join(map(str, in_c4))}

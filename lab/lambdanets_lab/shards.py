@@ -20,14 +20,7 @@ from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import UnreadableImage, check_readable, check_unreadable, read_image
 from lambdanets.data.labeled_images import ImageFiles, LabeledImages
 from lambdanets.data.order import permutation
-from lambdanets.data.shards import (
-    SHARD_LIST,
-    UNLABELED,
-    Shard,
-    ShardList,
-    open_store,
-    read_list,
-)
+from lambdanets.data.shards import SHARD_LIST, UNLABELED, Shard, ShardList, open_store, read_list
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.progress import Progress

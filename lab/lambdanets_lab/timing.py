@@ -1,6 +1,5 @@
 """Time several functions interleaved, and compute statistics of the samples."""
 
-import math
 import random
 import statistics
 import time
@@ -64,7 +63,8 @@ def time_interleaved(
             counts = {name: count for name, count in counts.items() if is_noisy(samples[name])}
         rounds = max(counts.values(), default=0)
         for number in range(rounds):
-            names = [name for name, count in counts.items() if _runs_in_round(number, count, rounds)]
+            # the runs of each are spread evenly, the first in round 0
+            names = [name for name, n in counts.items() if number * n // rounds > (number - 1) * n // rounds]
             generator.shuffle(names)
             for name in names:
                 note = ", repeated because of noise" if extra_pass else ""
@@ -89,11 +89,6 @@ def time_in_turn(
     }
 
 
-def _runs_in_round(number: int, count: int, rounds: int) -> bool:
-    """Whether a candidate with `count` evenly spread runs, the first in round 0, runs in this round."""
-    return number * count // rounds != (number - 1) * count // rounds or number == 0
-
-
 def summarize(samples: Sequence[float]) -> Summary:
     """Compute median and quartiles; a single sample is all three."""
     if len(samples) < 2:
@@ -108,11 +103,3 @@ def is_noisy(samples: Sequence[float]) -> bool:
         return False
     _, lower, upper = summarize(samples)
     return upper > NOISY_RATIO * lower
-
-
-def fit_exponent(sizes: Sequence[float], measured: Sequence[float]) -> float | None:
-    """Fit the exponent p of measured ~ size^p by least squares of logarithms; None for fewer than two sizes."""
-    if len(set(sizes)) < 2:
-        return None
-    logs = [math.log(size) for size in sizes]
-    return statistics.linear_regression(logs, [math.log(value) for value in measured]).slope

@@ -15,7 +15,8 @@ SMALL_OPTIONS = {
     "pyramid_channels": 16,
     "box_layers": (1, 32),
     "mask_layers": 1,
-    "image_size": (64, 96),
+    "min_size": 64,
+    "max_size": 96,
     "rpn_pre_nms_top_n_train": 200,
     "rpn_post_nms_top_n_train": 100,
     "box_batch_size_per_image": 32,
@@ -110,7 +111,7 @@ def test_losses_and_gradients_are_finite_also_under_bfloat16_autocast(boxes):
 
 
 def test_boxes_are_float32_under_autocast():
-    model = small_mask_rcnn(image_size=1024, box_score_thresh=0.0).eval()
+    model = small_mask_rcnn(min_size=1024, max_size=1024, box_score_thresh=0.0).eval()
     for layer in (model.rpn.head.bbox_pred, model.roi_heads.box_predictor.bbox_pred):
         nn.init.zeros_(layer.weight)  # boxes then equal the anchors
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

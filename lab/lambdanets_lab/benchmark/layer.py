@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Tensors, prepare_module, run_module
-from lambdanets_lab.benchmark.options import Layer, parse_shape
+from lambdanets_lab.benchmark.options import Layer
 from lambdanets_lab.benchmark.peers import PEERS, build_peer
 from lambdanets_lab.mixers import MIXERS, option_names
 
@@ -29,7 +29,7 @@ def make_cases(options: Layer, device: torch.device, rows: Sequence[Any] = ()) -
 
 
 def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: str) -> Case:
-    height, width, dim = parse_shape(shape)
+    height, width, dim = map(int, shape.split("x"))
     dtype = getattr(torch, options.dtype)
     training = phase == "training"
 

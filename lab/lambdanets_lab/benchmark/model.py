@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from lambdanets.layers import LambdaLayer2d
 from lambdanets_lab.benchmark.layer import OURS
@@ -75,7 +76,8 @@ def _case(
             if peer is not None and isinstance(module, LambdaLayer2d):
                 network.set_submodule(name, build_peer(peer, module))
         if not training:
-            set_batch_norm_statistics(network, make_images(options.image_size or 224))
+            # with the initial statistics, activations of random networks overflow
+            update_bn([make_images(options.image_size or 224)], network)
         return network.to(dtype).train(training)
 
     def prepare(spec: ModelSpec, peer: str | None) -> Prepared:
@@ -102,17 +104,3 @@ def prepare_network(model: nn.Module, images: Tensor) -> Prepared:
             output.sum().backward()
 
     return Prepared(run, release)
-
-
-def set_batch_norm_statistics(model: nn.Module, images: Tensor) -> None:
-    """Set running statistics from the images; with the initial ones, activations of random networks overflow."""
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    if not norms:
-        return
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 1.0
-    with torch.no_grad():
-        model.train()(images)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum

@@ -70,7 +70,7 @@ class Layer(CommonOptions):
 
     def __post_init__(self) -> None:
         for shape in self.shapes:
-            if parse_shape(shape)[2] % self.heads:
+            if int(shape.rpartition("x")[2]) % self.heads:
                 raise InputError(f"--shapes must have channels divisible by {self.heads} heads, got {shape}")
 
 
@@ -139,14 +139,4 @@ class Tables(CommonOptions):
     """Time budget per candidate and case; slow candidates get fewer runs, at least three."""
 
 
-OPTIONS: dict[str, type[CommonOptions]] = {
-    "layer": Layer,
-    "model": Model,
-    "scaling": Scaling,
-    "tables": Tables,
-}
-
-
-def parse_shape(shape: str) -> tuple[int, int, int]:
-    height, width, channels = map(int, shape.split("x"))
-    return height, width, channels
+OPTIONS: dict[str, type[CommonOptions]] = {"layer": Layer, "model": Model, "scaling": Scaling, "tables": Tables}

@@ -20,12 +20,8 @@ class Skipped(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Peer:
-    """A package with a lambda layer.
+    """A package with a lambda layer. build: makes a layer with the sizes of ours. family: the layout of its tensors."""
 
-    package: its name on PyPI. build: makes a layer with the sizes of ours. family: the layout of its tensors.
-    """
-
-    package: str
     build: Callable[[LambdaLayer2d], nn.Module]
     family: Family
 
@@ -44,16 +40,16 @@ def _pylocron(layer: LambdaLayer2d) -> nn.Module:
 
 def _timm(layer: LambdaLayer2d) -> nn.Module:
     module = importlib.import_module("timm.layers.lambda_layer")
-    if layer.dim != layer.dim_out:
-        raise Skipped("needs as many output channels as input channels")
-    return module.LambdaLayer(layer.dim, num_heads=layer.heads, dim_head=layer.query_depth, r=_scope(layer))
+    return module.LambdaLayer(
+        layer.dim, layer.dim_out, num_heads=layer.heads, dim_head=layer.query_depth, r=_scope(layer)
+    )
 
 
-# Without xformers: its position term does not mix positions, and its softmax of the keys is over their depth.
+# By names on PyPI. Without xformers: its position term does not mix positions, its softmax is over the depth of keys.
 PEERS = {
-    "lambda-networks": Peer("lambda-networks", _lambda_networks, LUCIDRAINS),
-    "timm": Peer("timm", _timm, TIMM),
-    "pylocron": Peer("pylocron", _pylocron, HOLOCRON),
+    "lambda-networks": Peer(_lambda_networks, LUCIDRAINS),
+    "timm": Peer(_timm, TIMM),
+    "pylocron": Peer(_pylocron, HOLOCRON),
 }
 
 
@@ -63,8 +59,8 @@ def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
     Raises Skipped if the package is not installed or cannot be imported.
     """
     peer = PEERS[name]
-    if installed_version(peer.package) is None:
-        raise Skipped(f"not installed; pip install {peer.package}")
+    if installed_version(name) is None:
+        raise Skipped(f"not installed; pip install {name}")
     try:
         theirs = peer.build(layer)
     except ImportError as error:

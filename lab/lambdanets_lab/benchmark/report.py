@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.layer import CONVOLUTION, OURS
 from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.plot_style import BASELINES, GRID, REFERENCE
-from lambdanets_lab.timing import fit_exponent, summarize
+from lambdanets_lab.timing import summarize
 
 _LABELS = {CONVOLUTION: "3x3 convolution"}
 Quantity = Callable[[Row], float | None]
@@ -173,9 +174,9 @@ def fit_exponents(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
     exponents = {}
     for key, measured in groups.items():
         larger = measured[-max(2, math.ceil(len(measured) / 2)) :]
-        exponent = fit_exponent([row.sizes["n"] for row, _ in larger], [seconds for _, seconds in larger])
-        if exponent is not None:
-            exponents[key] = exponent
+        sizes, times = zip(*((math.log(row.sizes["n"]), math.log(seconds)) for row, seconds in larger), strict=True)
+        if len(set(sizes)) > 1:
+            exponents[key] = statistics.linear_regression(sizes, times).slope
     return exponents
 
 

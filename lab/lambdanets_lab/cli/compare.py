@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
     recipe = find_recipe(remaining[0] if has_recipe else "digits")
     if recipe.task != "classification":
         raise InputError(f"RECIPE must be a classification recipe, got a {recipe.task} recipe")
-    recipe = dataclasses.replace(recipe, model=MODEL, model_options={})
+    recipe = dataclasses.replace(recipe, model=MODEL, model_options=MODEL_OPTIONS)
     studies = tuple(STUDIES) if names == "all" else tuple(names.split(","))
     variants = "\n".join(f"  {name}" for name in variant_labels(studies))
     options, requested = parse_with_recipe(
@@ -81,9 +81,7 @@ def main(arguments: list[str]) -> int:
     _reject_torchrun()
     from lambdanets_lab.studies import execution
 
-    defaults = MODEL_OPTIONS if requested.model == MODEL else {}
-    recipe = dataclasses.replace(requested, model_options=defaults | requested.model_options)
-    plan = execution.make_plan(studies, options.variants, options.seeds, recipe)
+    plan = execution.make_plan(studies, options.variants, options.seeds, requested)
     folder = options.out or Path("comparisons") / f"{names.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     with report_errors(_resume_command(folder), folder / execution.PLAN):
         execution.begin(plan, folder)

@@ -97,11 +97,7 @@ def _select(arguments: list[str]) -> int:
     started = time.monotonic()
     with resumable("finished tables are kept"):
         selection = select(
-            options.labels,
-            options.out,
-            confidence=options.confidence,
-            per_class=options.per_class,
-            seed=options.seed,
+            options.labels, options.out, confidence=options.confidence, per_class=options.per_class, seed=options.seed
         )
     seconds = time.monotonic() - started
     echo(f"{selection.rows:,} rows, {selection.confident:,} with confidence of at least {options.confidence:g}")

@@ -18,7 +18,6 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path, PurePath
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import uvicorn
 from anyio import CapacityLimiter, to_thread
@@ -38,7 +37,7 @@ from lambdanets.records import check
 from lambdanets_lab.demo.examples import example_images
 from lambdanets_lab.demo.views import ImagePrediction, Model, attention_maps, predict_image
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")  # the last as in the header Host
 MAX_BYTES = 32 * 2**20
 MAX_PIXELS = 5_000_000
 MAX_REQUESTS = 8  # images that are processed or wait
@@ -168,7 +167,7 @@ class _ImageRequests:
         self, request: Request, view: Callable[[ImagePrediction, QueryParams], dict[str, Any]]
     ) -> Response:
         query, origin = request.query_params, request.headers.get("origin", "")
-        if urlsplit(origin).netloc != request.headers.get("host"):
+        if origin.partition("://")[2] != request.headers.get("host"):
             raise HTTPException(403, f"Origin must be this page, got {origin!r}")
         if self.num_requests >= MAX_REQUESTS:
             raise HTTPException(503, f"{MAX_REQUESTS} images are in work; try again in a moment")

@@ -255,17 +255,12 @@ def _run(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, _C
         if name not in calls:  # cloned, because in-place activations overwrite them
             calls[name] = _Call(layer, *tree_map_only(Tensor, Tensor.clone, (args, kwargs, output)))
 
-    handles = [
-        module.register_forward_hook(functools.partial(record, name or type(module).__name__), with_kwargs=True)
-        for name, module in network.named_modules()
-        if isinstance(module, LambdaBase)
-    ]
-    try:
-        with torch.no_grad(), evaluation_mode(network):
-            output = network(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as stack, torch.no_grad(), evaluation_mode(network):
+        for name, module in network.named_modules():
+            if isinstance(module, LambdaBase):
+                hook = functools.partial(record, name or type(module).__name__)
+                stack.enter_context(module.register_forward_hook(hook, with_kwargs=True))
+        output = network(*inputs)
     return output, calls
 
 
@@ -279,12 +274,8 @@ def _run_until(network: nn.Module, inputs: tuple[Any, ...], module: nn.Module, n
         outputs.append(output)
         raise _Stop
 
-    handle = module.register_forward_hook(stop)
-    try:
-        with torch.enable_grad(), contextlib.suppress(_Stop), evaluation_mode(network):
-            network(*inputs)
-    finally:
-        handle.remove()
+    with module.register_forward_hook(stop), torch.enable_grad(), contextlib.suppress(_Stop), evaluation_mode(network):
+        network(*inputs)
     if not outputs:
         raise InputError(f"module must be used in the forward pass, got {name!r}")
     return outputs[0]

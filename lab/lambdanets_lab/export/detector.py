@@ -5,6 +5,7 @@ that non-maximum suppression removes get a score of 0 instead. Only the last ste
 objects depends on the image.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class DetectionGraph(nn.Module):
             normalized = nn.functional.pad(normalized, (0, padding[0], 0, padding[1]))
         maps = list(self.model.backbone(normalized).values())
         if self.multiple > 1:
-            maps = [_replicate_border(x, self._valid_size(level, (height, width))) for level, x in enumerate(maps)]
+            maps = [_take(x, x.shape[2:], self._valid_size(level, (height, width))) for level, x in enumerate(maps)]
         proposals, is_proposal = self._propose(maps, (height, width))
         boxes, labels, scores = self._detect(maps[:-1], proposals, is_proposal, (height, width))
         masks = self._masks(maps[:-1], boxes, labels, (height, width))
@@ -60,9 +61,8 @@ class DetectionGraph(nn.Module):
         logits, offsets = rpn.head(maps)
         boxes, scores = [], []
         for level, (level_logits, level_offsets) in enumerate(zip(logits, offsets, strict=True)):
-            level_logits = (
-                _fill_padding(level_logits, self._valid_size(level, size)) if self.multiple > 1 else level_logits
-            )
+            if self.multiple > 1:
+                level_logits = _fill_padding(level_logits, self._valid_size(level, size))
             objectness = level_logits[0].permute(1, 2, 0).flatten()  # positions, then anchors
             codes = level_offsets[0].unflatten(0, (-1, 4)).permute(2, 3, 0, 1).flatten(0, 2)
             anchors = self._anchors(level, maps[level])
@@ -130,7 +130,7 @@ class DetectionGraph(nn.Module):
         """
         levels = pool.map_levels([boxes])
         scales = boxes.new_tensor(pool.scales)[levels]
-        padded = [_resize_by_border(x, (maps[0].shape[2], maps[0].shape[3])) for x in maps]
+        padded = [_take(x, maps[0].shape[2:], x.shape[2:]) for x in maps]
         corners = torch.cat((levels[:, None].to(boxes.dtype), boxes * scales[:, None]), dim=1)  # level, box
         return roi_align(torch.cat(padded), corners, pool.output_size, 1.0, pool.sampling_ratio)
 
@@ -157,17 +157,8 @@ def _round_up(side: int, multiple: int) -> int:
     return (side + multiple - 1) // multiple * multiple  # ONNX rounds quotients of negative numbers toward 0
 
 
-def _replicate_border(maps: Tensor, valid: tuple[int, int]) -> Tensor:
-    """Return maps (1, c, h, w) with the last valid row and column replicated into the padding."""
-    return _take(maps, (maps.shape[2], maps.shape[3]), valid)
-
-
-def _resize_by_border(maps: Tensor, size: tuple[int, int]) -> Tensor:
-    """Return maps (1, c, *size): maps (1, c, h, w), whose last row and column are repeated."""
-    return _take(maps, size, (maps.shape[2], maps.shape[3]))
-
-
-def _take(maps: Tensor, size: tuple[int, int], valid: tuple[int, int]) -> Tensor:
+def _take(maps: Tensor, size: Sequence[int], valid: Sequence[int]) -> Tensor:
+    """Return maps (1, c, *size): the valid rows and columns of maps (1, c, h, w), the last ones repeated."""
     rows, columns = (
         torch.arange(side, device=maps.device).clamp(max=last - 1) for side, last in zip(size, valid, strict=True)
     )

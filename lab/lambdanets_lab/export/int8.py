@@ -58,7 +58,7 @@ class Int8Data:
 
     def _batches(self, images: LabeledImages) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images padded to the batch size, and labels without the padding."""
-        with ClassificationEvaluator(self.classifier, images).batches(self.batch_size) as batches:
+        with ClassificationEvaluator(self.classifier, images).batches(batch_size=self.batch_size) as batches:
             for batch in batches:
                 if count := len(batch.targets):
                     padding = batch.images[:1].expand(self.batch_size - count, -1, -1, -1)

@@ -44,16 +44,6 @@ def relative_to_absolute(table: Tensor, num_queries: int) -> Tensor:
     return unfold(table, 0, num_queries, table.shape[0] - num_queries + 1).flip(0)
 
 
-def attend_on_axis(queries: Tensor, keys: Tensor, values: Tensor, table: RelativeTable) -> Tensor:
-    """Return the attention output (b, h, n, c) along one axis, for queries, keys and values (b, h, n, c).
-
-    Cost: b h n^2 (2 c + 2 n) multiply-adds.
-    """
-    side, scale = queries.shape[2], queries.shape[-1] ** -0.5
-    logits = torch.einsum("bhnc,ncm->bhnm", queries, table(side))
-    return attend(extend_queries(queries, logits), extend_keys(keys, (side,)), values, scale)
-
-
 def attend_on_grid(
     queries: Tensor, keys: Tensor, values: Tensor, rows: RelativeTable, columns: RelativeTable, grid: tuple[int, int]
 ) -> Tensor:
@@ -108,13 +98,7 @@ class GlobalAttention(Mixer):
     """
 
     def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        stride: int = 1,
-        heads: int = 8,
-        max_distance: int = 55,
+        self, dim: int, dim_out: int | None = None, *, stride: int = 1, heads: int = 8, max_distance: int = 55
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
@@ -147,13 +131,7 @@ class AxialAttention(Mixer):
     """
 
     def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        stride: int = 1,
-        heads: int = 8,
-        max_distance: int = 55,
+        self, dim: int, dim_out: int | None = None, *, stride: int = 1, heads: int = 8, max_distance: int = 55
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
@@ -176,7 +154,9 @@ class _ColumnAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         projected = self.projection(x).unflatten(1, (3, self.heads, -1)).permute(1, 0, 5, 2, 4, 3)  # (3, b, W, h, H, c)
         queries, keys, values = projected.flatten(1, 2).unbind(0)
-        output = attend_on_axis(queries, keys, values, self.offsets)
+        logits = torch.einsum("bhnc,ncm->bhnm", queries, self.offsets(x.shape[2]))
+        extended = extend_queries(queries, logits), extend_keys(keys, (x.shape[2],))
+        output = attend(*extended, values, queries.shape[-1] ** -0.5)
         return output.unflatten(0, (x.shape[0], x.shape[3])).permute(0, 2, 4, 3, 1).flatten(1, 2)
 
 

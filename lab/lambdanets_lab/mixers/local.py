@@ -71,13 +71,7 @@ class LocalRelation(Mixer):
     """
 
     def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        stride: int = 1,
-        scope: int = 7,
-        share: int = 8,
+        self, dim: int, dim_out: int | None = None, *, stride: int = 1, scope: int = 7, share: int = 8
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_scope(scope)
@@ -87,11 +81,7 @@ class LocalRelation(Mixer):
         self.projection = conv1x1(dim, 2 * groups)
         keeps_dim = self.dim_out == dim
         self.value_projection = nn.Identity() if keeps_dim else conv1x1(dim, self.dim_out)
-        self.geometry_prior = nn.Sequential(
-            nn.Linear(2, groups),
-            nn.ReLU(),
-            nn.Linear(groups, groups),
-        )
+        self.geometry_prior = nn.Sequential(nn.Linear(2, groups), nn.ReLU(), nn.Linear(groups, groups))
 
     def mix(self, x: Tensor) -> Tensor:
         queries, keys = self.projection(x).chunk(2, dim=1)
@@ -123,13 +113,7 @@ class PairwiseAttention(Mixer):
     """
 
     def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        stride: int = 1,
-        scope: int = 7,
-        share: int = 8,
+        self, dim: int, dim_out: int | None = None, *, stride: int = 1, scope: int = 7, share: int = 8
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_scope(scope)
@@ -169,13 +153,7 @@ class PatchwiseAttention(Mixer):
     """
 
     def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        stride: int = 1,
-        scope: int = 7,
-        share: int = 8,
+        self, dim: int, dim_out: int | None = None, *, stride: int = 1, scope: int = 7, share: int = 8
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_scope(scope)

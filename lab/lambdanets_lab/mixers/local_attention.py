@@ -33,13 +33,7 @@ class LocalAttention(Mixer):
     """
 
     def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        stride: int = 1,
-        heads: int = 8,
-        scope: int = 7,
+        self, dim: int, dim_out: int | None = None, *, stride: int = 1, heads: int = 8, scope: int = 7
     ) -> None:
         super().__init__(dim, dim_out, stride)
         check_divides("heads", heads, self.dim_out)
@@ -102,13 +96,8 @@ class LocalAttention(Mixer):
             # queries beyond the map are cropped later, but need a key: otherwise their softmax is 0 / 0
             axis_masks.append(((key - query).abs() <= halo) & (on_map | (query >= side)))
         rows, columns = axis_masks
-        return (
-            (rows[:, None, :, None, :, None] & columns[None, :, None, :, None, :])
-            .flatten(4)
-            .flatten(2, 3)
-            .flatten(0, 1)
-            .unsqueeze(0)
-        )
+        allowed = rows[:, None, :, None, :, None] & columns[None, :, None, :, None, :]
+        return allowed.flatten(4).flatten(2, 3).flatten(0, 1).unsqueeze(0)
 
 
 def _expand_table(table: Tensor, tile: int) -> Tensor:

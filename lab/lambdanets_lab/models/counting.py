@@ -1,11 +1,12 @@
 """Parameter and FLOP counts of networks on the meta device, counted as in the paper."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
+from lambdanets.inference.predictor import evaluation_mode
 from lambdanets.layers import LambdaLayer2d, RelativeEmbedding
 
 
@@ -31,7 +32,8 @@ def count_flops(model: nn.Module, image_size: int, *, single_application: bool =
         nonlocal total
         total += 2 * count_multiply_adds(layer, arguments, output, single_application)
 
-    _run_on_meta(model, image_size, hook)
+    with register_module_forward_hook(hook), torch.no_grad(), evaluation_mode(model):
+        model(torch.empty(1, 3, image_size, image_size, device="meta"))
     return total
 
 
@@ -70,16 +72,3 @@ def _lambda_multiply_adds(layer: LambdaLayer2d, x: Tensor, single_application: b
         context_sizes.append(math.prod(min(r, side) for r, side in zip(scope, sides, strict=True)))
     num_applications = 1 if single_application else len(context_sizes)
     return batch * height * width * (sum(context_sizes) * per_context_position + num_applications * per_application)
-
-
-def _run_on_meta(model: nn.Module, image_size: int, hook: Any) -> None:
-    """Run one image through the model in eval mode, and call hook(layer, arguments, output) after each module."""
-    handles = [module.register_forward_hook(hook) for module in model.modules()]
-    training = model.training
-    try:
-        with torch.no_grad():
-            model.eval()(torch.empty(1, 3, image_size, image_size, device="meta"))
-    finally:
-        model.train(training)
-        for handle in handles:
-            handle.remove()

@@ -36,15 +36,7 @@ class LightweightLambdaBlock(nn.Module):
     zero-initialized (Appendix B).
     """
 
-    def __init__(
-        self,
-        channels: int,
-        *,
-        query_depth: int,
-        heads: int,
-        scope: int,
-        drop_path: float = 0.0,
-    ) -> None:
+    def __init__(self, channels: int, *, query_depth: int, heads: int, scope: int, drop_path: float = 0.0) -> None:
         super().__init__()
         self.conv_pw = nn.Conv2d(channels, channels, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)

@@ -64,11 +64,7 @@ def label_shards(
     source = find_weights(teacher)
     classifier = load_one_of((Classifier,), source, device)
     images = open_shards(shards)[0]["train"].without_labels()
-    description = {
-        "model": classifier.card.model,
-        "weights": source.sha256(),
-        "images": images.fingerprint,
-    }
+    description = {"model": classifier.card.model, "weights": source.sha256(), "images": images.fingerprint}
     names = [Path(name).stem for name in images.shard_names]
     labels = Labels(classifier.classes, description, min(top, len(classifier.classes)), tuple(names))
     folder = WorkFolder(out, "labels", _identity(labels), _read_identity)
@@ -92,7 +88,8 @@ def label_shards(
                 # a shard whose images were all unreadable has no images
                 batches: AbstractContextManager[Any] = nullcontext(())
                 if len(shard):
-                    batches = ClassificationEvaluator(classifier, shard).batches(batch_size, workers)
+                    evaluator = ClassificationEvaluator(classifier, shard)
+                    batches = evaluator.batches(batch_size=batch_size, workers=workers)
                 with batches as loader:
                     tracked = track(loader, f"labeling {name}", len(loader), "batches")
                     positions, classes, probabilities, skipped = _label(classifier, tracked, labels.top_k)
@@ -121,17 +118,12 @@ def _label(
     classifier: Classifier, batches: Iterable[Any], top_k: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Return positions (n,), classes and probabilities (n, top_k), and messages about unreadable images."""
-    positions, classes, probabilities = (
-        [np.empty(0, np.int64)],
-        [np.empty((0, top_k), np.int64)],
-        [np.empty((0, top_k))],
-    )
+    parts = [(np.empty(0, np.int64), np.empty((0, top_k), np.int64), np.empty((0, top_k)))]
     unreadable: list[str] = []
     for batch in batches:
         unreadable += batch.unreadable
         if len(batch.targets):
             top = classifier.probabilities(batch.images).topk(top_k)
-            positions.append(batch.indices.numpy())
-            classes.append(top.indices.numpy())
-            probabilities.append(top.values.numpy())
-    return np.concatenate(positions), np.concatenate(classes), np.concatenate(probabilities), unreadable
+            parts.append((batch.indices.numpy(), top.indices.numpy(), top.values.numpy()))
+    positions, classes, probabilities = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return positions, classes, probabilities, unreadable

@@ -1,11 +1,9 @@
 """The numbers of the paper's tables, as data."""
 
-import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any
+from pathlib import Path
 
 from lambdanets.errors import InputError, nearest_hint
 
@@ -45,35 +43,17 @@ class PaperNumber:
         return round(value / self.precision) == round(self.value / self.precision)
 
 
-@functools.cache
-def _content() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(
-        resources.files(__package__).joinpath("paper.json").read_text(encoding="utf-8")
-    )
-    return content
-
-
-def descriptions() -> dict[str, dict[str, str]]:
-    """Title and explanatory text of each table, in the paper's order."""
-    tables: dict[str, dict[str, str]] = _content()["tables"]
-    return tables
-
-
-@functools.cache
-def paper_numbers() -> tuple[PaperNumber, ...]:
-    """Load all numbers, in the order of the paper's tables."""
-    numbers = [PaperNumber(**number) for number in _content()["figures"]]
-    order = list(descriptions())
-    return tuple(sorted(numbers, key=lambda number: order.index(number.table)))
+_CONTENT = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
+TABLES: dict[str, dict[str, str]] = _CONTENT["tables"]  # title and explanatory text by name, in the paper's order
+NUMBERS = tuple(PaperNumber(**number) for number in _CONTENT["figures"])  # in the order of the tables
 
 
 def select_numbers(names: Sequence[str]) -> list[PaperNumber]:
     """Select the numbers of the named tables, or all without names. Raises InputError for an unknown name."""
-    known = list(descriptions())
     for name in names:
-        if name not in known:
+        if name not in TABLES:
             raise InputError(
-                f"tables must be among {', '.join(known)}, got {name!r}{nearest_hint(name, known)} "
+                f"tables must be among {', '.join(TABLES)}, got {name!r}{nearest_hint(name, TABLES)} "
                 "(Table 1 of the paper has no numbers)"
             )
-    return [number for number in paper_numbers() if not names or number.table in names]
+    return [number for number in NUMBERS if not names or number.table in names]

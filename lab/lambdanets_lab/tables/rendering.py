@@ -1,5 +1,6 @@
 """Format comparisons with the paper as text tables, Markdown or JSON."""
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,18 +8,8 @@ from dataclasses import asdict
 from lambdanets.terminal import text_table
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.tables.measured import Measured
-from lambdanets_lab.tables.paper import descriptions
-from lambdanets_lab.tables.verdicts import (
-    DIFFERS,
-    MATCH,
-    MEASURED,
-    NOT_MEASURED,
-    NOT_REPRODUCED,
-    NOT_REPRODUCIBLE,
-    OTHER_NETWORK,
-    Comparison,
-    summary,
-)
+from lambdanets_lab.tables.paper import TABLES
+from lambdanets_lab.tables.verdicts import MEASURED, NOT_MEASURED, NOT_REPRODUCED, OTHER_NETWORK, Comparison, summary
 
 
 def to_json(comparisons: Sequence[Comparison], measured: Measured) -> str:
@@ -30,8 +21,8 @@ def to_json(comparisons: Sequence[Comparison], measured: Measured) -> str:
 
 def to_text(comparisons: Sequence[Comparison], measured: Measured) -> str:
     parts = []
-    for name, table_comparisons in _by_table(comparisons).items():
-        header, rows, notes = _cells(table_comparisons)
+    for name, table in itertools.groupby(comparisons, lambda comparison: comparison.paper.table):
+        header, rows, notes = _cells(list(table))
         parts += [_heading(name), "", text_table([header, *rows]), "", *(f"  {note}" for note in notes), ""]
     return "\n".join([*parts, *_summary_lines(comparisons, measured)]) + "\n"
 
@@ -39,12 +30,12 @@ def to_text(comparisons: Sequence[Comparison], measured: Measured) -> str:
 def to_markdown(comparisons: Sequence[Comparison], measured: Measured) -> str:
     """Format a page with one section per table and a paragraph that explains it."""
     parts = ["# The paper's tables", "", _OPENING, "", *_summary_lines(comparisons, measured), ""]
-    for name, table_comparisons in _by_table(comparisons).items():
-        header, rows, notes = _cells(table_comparisons)
-        parts += [f"## {_heading(name)}", "", descriptions()[name]["text"], ""]
+    for name, table in itertools.groupby(comparisons, lambda comparison: comparison.paper.table):
+        header, rows, notes = _cells(list(table))
+        parts += [f"## {_heading(name)}", "", TABLES[name]["text"], ""]
         parts += [markdown_table(header, *rows), "", *(f"- {note}" for note in notes), *([""] if notes else [])]
         if name in measured.figures:
-            parts += [f"![{descriptions()[name]['title']}]({measured.figures[name]})", ""]
+            parts += [f"![{TABLES[name]['title']}]({measured.figures[name]})", ""]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -73,19 +64,12 @@ were not reproduced. Numbers in brackets refer to the notes below a table. This 
 
 
 def _heading(name: str) -> str:
-    title = descriptions()[name]["title"]
+    title = TABLES[name]["title"]
     return f"Table {name}. {title}" if name.isdigit() else title
 
 
 def _summary_lines(comparisons: Sequence[Comparison], measured: Measured) -> list[str]:
     return [f"{summary(comparisons)}.", *([f"Speeds measured on {measured.machine}."] if measured.machine else [])]
-
-
-def _by_table(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
-    tables: dict[str, list[Comparison]] = {}
-    for comparison in comparisons:
-        tables.setdefault(comparison.paper.table, []).append(comparison)
-    return tables
 
 
 def _cells(comparisons: Sequence[Comparison]) -> tuple[list[str], list[list[str]], list[str]]:
@@ -124,7 +108,7 @@ def _our_cells(comparison: Comparison, unit: str, notes: list[str]) -> list[str]
     ours, verdict = comparison.ours, comparison.verdict
     number = "" if ours is None else ours if isinstance(ours, str) else f"{ours:#.5g}{unit}"
     if not comparison.note:
-        return [number, verdict if verdict in (MATCH, DIFFERS, NOT_REPRODUCIBLE, MEASURED, OTHER_NETWORK) else ""]
+        return [number, "" if ours is None else verdict]
     if verdict == MEASURED:
         return [number, comparison.note]
     reason = f"{verdict}: {comparison.note}"
@@ -132,4 +116,4 @@ def _our_cells(comparison: Comparison, unit: str, notes: list[str]) -> list[str]
     if index is None:
         index = len(notes) + 1
         notes.append(f"[{index}] {reason}")
-    return [number, f"{'no' if verdict in (NOT_REPRODUCIBLE, DIFFERS) else verdict} [{index}]"]
+    return [number, f"{verdict if verdict == OTHER_NETWORK else 'no'} [{index}]"]

@@ -9,15 +9,9 @@ from lambdanets_lab.paper_models import PAPER_MODELS, ModelSpec, structure
 from lambdanets_lab.tables.costs import exponents, matches_term, paper_memory
 from lambdanets_lab.tables.paper import COUNTABLE, PaperNumber
 
-MATCH, DIFFERS, NOT_REPRODUCIBLE = "match", "differs", "not reproducible"
-MEASURED, NOT_REPRODUCED, NOT_FITTED, OTHER_NETWORK, SETTING, NOT_MEASURED = (
-    "measured here",
-    "not reproduced",
-    "not fitted",
-    "different network",
-    "setting",
-    "not measured",
-)
+MATCH, DIFFERS, NOT_REPRODUCIBLE, OTHER_NETWORK = "match", "differs", "not reproducible", "different network"
+NOT_REPRODUCED, NOT_FITTED, NOT_MEASURED = "not reproduced", "not fitted", "not measured"
+MEASURED, SETTING = "measured here", "setting"
 SPEEDS = ("throughput", "train throughput", "inference throughput", "train step latency")
 _MILLION, _BILLION = 1e6, 1e9
 _UNITS = {("params", "M"): _MILLION, ("FLOPs", "M"): _MILLION, ("FLOPs", "B"): _BILLION, ("FLOPs", "G"): _BILLION}
@@ -79,7 +73,7 @@ def _compare_number(number: PaperNumber, measured: CellValues) -> Comparison:
     if number.column in COUNTABLE:
         return _compare_counted(number, spec, model)
     if number.column in _STRUCTURE and spec is not None:
-        ours = structure(spec, number.column)
+        ours = structure(spec.name)[number.column]
         return Comparison(number, ours, MATCH if ours == number.value else DIFFERS, model=model)
     if number.column == "time":
         return _compare_fitted(number)

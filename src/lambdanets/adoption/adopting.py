@@ -16,17 +16,15 @@ from lambdanets.layers.lambda_layer import GridLambdaLayer
 def adopt(model: nn.Module) -> dict[str, str]:
     """Replace the lambda layers of other packages in a network by layers of this package, in place.
 
-    The outputs stay the same, up to rounding, in training and in evaluation. Layers are recognized
-    by their attributes, also in copied files: those of timm, lucidrains' lambda-networks, Holocron,
-    d-li14 and leaderj1001 (docs/adoption.md). Before any layer is replaced, each replacement is
-    compared with its original on random inputs in float64, except on the meta device. Weights,
-    norms, training mode, dtype, device and `requires_grad` are kept, and shared modules stay
-    shared. Parameters are new: create the optimizer, and wrap the network in
+    The outputs stay the same, up to rounding, in training and in evaluation. Layers are recognized by their attributes,
+    also in copied files: those of timm, lucidrains' lambda-networks, Holocron, d-li14 and leaderj1001
+    (docs/adoption.md). Before any layer is replaced, each replacement is compared with its original on random inputs in
+    float64, except on the meta device. Weights, norms, training mode, dtype, device and `requires_grad` are kept, and
+    shared modules stay shared. Parameters are new: create the optimizer, and wrap the network in
     DistributedDataParallel, afterwards. `foreign_state_dict` converts the weights back.
 
-    Returns the family of each replaced layer, keyed by the layer's name in the network. Raises
-    ValueError if there are no such layers, or if one cannot be replaced, with its name and the
-    reason; the network is then unchanged.
+    Returns the family of each replaced layer, keyed by the layer's name in the network. Raises ValueError if there are
+    no such layers, or if one cannot be replaced, with its name and the reason; the network is then unchanged.
     """
     modules = model.named_modules(remove_duplicate=False)
     layers = {name: module for name, module in modules if _families(module)}

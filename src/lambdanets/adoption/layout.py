@@ -78,15 +78,13 @@ class Family:
     """Third-party lambda layers with the same parameter names and formula.
 
     They are recognized by their tensors, not by their class, because files are copied into projects.
-    Letters: h heads, k query depth, u intra-depth, v value depth; y, x sides of the scope;
-    n, m positions.
+    Letters: h heads, k query depth, u intra-depth, v value depth; y, x sides of the scope; n, m positions.
 
     projections: modules of queries, keys and values. If they are one module, its output channels
         are the queries, then the keys, then the values.
     tables: names of the possible embedding tables, with a letter for each axis, or 1.
     heads: the attribute that is h.
-    intra_depth_first: whether the channels of keys and values are (u, k) and (u, v); otherwise
-        (k, u) and (v, u).
+    intra_depth_first: whether the channels of keys and values are (u, k) and (u, v); otherwise (k, u) and (v, u).
     norms: modules that normalize queries and values; a layer may lack them.
     pool: the attribute with the pooling of the output; a layer may lack it.
     slice_table: name of the table along the slices, (k, u, 1, z), if the examples of a batch are

@@ -22,8 +22,8 @@ of a detector, Dice, IoU and boundary F1 of a segmenter."""
 class EvaluateOptions:
     """All tasks."""
 
-    model: Annotated[Path, POSITIONAL]
-    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package, such as digits."""
+    model: Annotated[str, POSITIONAL]
+    """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
     out: Path | None = None
     """New folder for tables of scores and figures; no files by default."""
     batch_size: PositiveInt | None = None

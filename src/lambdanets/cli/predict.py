@@ -35,8 +35,8 @@ class i have the value i, and the background has 0."""
 class PredictOptions:
     """All tasks."""
 
-    model: Annotated[Path, POSITIONAL]
-    """Run folder, weights.safetensors, .ckpt file, or the name of a trained model of the package."""
+    model: Annotated[str, POSITIONAL]
+    """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
     images: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Image files, folders and globs."""
     out: Path | None = None

@@ -103,7 +103,7 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
         description=f"Train a model for {recipe.task}." if has_recipe else _describe_recipes(),
     )
     options, requested = parse(recipe)
-    if not recipe.model and requested.weights and options.resume is None:
+    if not requested.model and requested.weights and options.resume is None:
         with explain_missing_extras(TASKS[recipe.task].extra):
             # what the weights determine is the default of the options
             options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))

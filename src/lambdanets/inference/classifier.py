@@ -23,7 +23,6 @@ from lambdanets.data.datasets import (
     remap_labels,
 )
 from lambdanets.data.labeled_images import ImageBatches
-from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ClassifierCard
@@ -116,16 +115,9 @@ class ClassificationEvaluator(Evaluator):
     predictor: "Classifier"
     images: LabeledImages
 
-    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> ImageBatches:
+    def batches(self, **options: Any) -> ImageBatches:
         preprocessing = self.predictor.card.preprocessing
-        return ImageBatches(
-            self.images,
-            preprocessing.transform(),
-            channels=preprocessing.channels,
-            batch_size=batch_size,
-            workers=workers,
-            batch_slice=batch_slice,
-        )
+        return ImageBatches(self.images, preprocessing.transform(), channels=preprocessing.channels, **options)
 
     def measure(self, batch: Batch) -> list[Any]:
         if not len(batch.targets):
@@ -138,19 +130,12 @@ class ClassificationEvaluator(Evaluator):
 
     def score(self, measures: list[Any], unreadable: list[str]) -> ClassificationEvaluation:
         indices, labels, predicted, confidence, losses = map(np.array, zip(*sorted(measures), strict=True))
-        return ClassificationEvaluation(
-            self.predictor.classes,
-            indices,
-            labels,
-            predicted,
-            confidence.astype(np.float32),
-            float(losses.mean()),
-            unreadable,
-        )
+        classes, confidence, loss = self.predictor.classes, confidence.astype(np.float32), float(losses.mean())
+        return ClassificationEvaluation(classes, indices, labels, predicted, confidence, loss, unreadable)
 
     def write(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
         """Write confusion_matrix.csv and confusion_matrix.png, too."""
-        from lambdanets.inference.figures import write_confusion  # it imports Matplotlib
+        from lambdanets.inference.figures import write_confusion
 
         write_confusion(evaluation, folder)
         super().write(evaluation, folder)

@@ -17,7 +17,6 @@ from lambdanets.data.coco.annotations import AnnotatedImage, Category
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.loader import image_to_tensor, load_image
 from lambdanets.data.coco.sets import open_validation, open_with_categories
-from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_scores import Result, Scores
 from lambdanets.inference.evaluator import Evaluation, Evaluator
@@ -63,8 +62,8 @@ class CocoEvaluator(Evaluator):
 
     images: AnnotatedImages
 
-    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches:
-        return Batches(self.images, load_image, batch_size=batch_size, workers=workers, batch_slice=batch_slice)
+    def batches(self, **options: Any) -> Batches:
+        return Batches(self.images, load_image, **options)
 
     @torch.compiler.set_stance("force_eager")  # images differ in size
     def draw(self, evaluation: Any, folder: Path) -> None:

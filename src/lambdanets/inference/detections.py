@@ -59,9 +59,10 @@ class Detections:
     def from_outputs(cls, outputs: Mapping[str, Any], classes: tuple[str, ...]) -> Self:
         """Convert the output of Mask R-CNN for one image, with masks (n, 1, H, W) of probabilities."""
         masks = outputs["masks"]
-        boxes, scores = (outputs[name].float().cpu() for name in ("boxes", "scores"))
+        # clones, since tensors of inference mode cannot be changed in place
+        boxes, scores = (outputs[name].float().cpu().clone() for name in ("boxes", "scores"))
         crops = [_crop((mask[0] > MASK_THRESHOLD).cpu().numpy()) for mask in masks]
-        return cls(boxes, outputs["labels"].cpu(), scores, crops, (masks.shape[-2], masks.shape[-1]), classes)
+        return cls(boxes, outputs["labels"].cpu().clone(), scores, crops, (masks.shape[-2], masks.shape[-1]), classes)
 
     @cached_property
     def masks(self) -> Tensor:

@@ -2,15 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL.Image import Image, fromarray
 from torch import Tensor
 
 from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
+from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
 from lambdanets.inference.coco_scores import coco_results
@@ -26,15 +30,10 @@ from lambdanets.inference.detections import (
 from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
 from lambdanets.inference.options import MIN_SCORE, DetectorOptions
 from lambdanets.inference.predictor import numbered_name, save_image
-from lambdanets.inference.tiles import detect_tiled
+from lambdanets.inference.tiles import drop_duplicates, is_cut, tile_batches
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import write_json
 from lambdanets.terminal import csv_table
-
-_MASK_RCNN_ARGUMENTS = (
-    *("image_size", "levels", "pyramid_channels", "box_layers", "mask_layers"),
-    *("anchor_scale", "aspect_ratios", "hide_padding"),
-)
 
 
 class DetectionEvaluator(CocoEvaluator):
@@ -93,15 +92,13 @@ class Detector(CocoPredictor):
         return mask_rcnn(
             architecture.model,
             num_classes,
-            **{name: getattr(architecture, name) for name in _MASK_RCNN_ARGUMENTS},
+            **{name: x for name, x in vars(architecture).items() if name in signature(mask_rcnn).parameters},
             image_mean=architecture.mean,
             image_std=architecture.std,
             mask_threshold=MASK_THRESHOLD,
             backbone_options=options,
-            rpn_pre_nms_top_n_train=2 * architecture.proposals,
-            rpn_pre_nms_top_n_test=2 * architecture.proposals,
-            rpn_post_nms_top_n_train=architecture.proposals,
-            rpn_post_nms_top_n_test=architecture.proposals,
+            **{f"rpn_pre_nms_top_n_{mode}": 2 * architecture.proposals for mode in ("train", "test")},
+            **{f"rpn_post_nms_top_n_{mode}": architecture.proposals for mode in ("train", "test")},
             box_detections_per_img=architecture.max_detections,
             box_batch_size_per_image=getattr(architecture, "sampled_regions", 512),
         )
@@ -111,7 +108,25 @@ class Detector(CocoPredictor):
         return [Detections.from_outputs(outputs, self.classes) for outputs in all_outputs]
 
     def infer_tiles(self, image: Image, tile_size: int, batch_size: int) -> Detections:
-        return detect_tiled(self, image, tile_size, batch_size)
+        """Memory: 4 bytes per pixel of the image, the cropped masks of all objects, and that for a batch of tiles."""
+        size = (image.height, image.width)
+        found: list[Detections] = []
+        tiles: list[int] = []
+        are_cut: list[bool] = []
+        for batch in tile_batches(size, tile_size, batch_size, "detecting"):
+            images = [image.crop((columns.start, rows.start, columns.stop, rows.stop)) for rows, columns in batch]
+            detected = self.infer_tensors([image_to_tensor(tile) for tile in images])
+            for (rows, columns), objects in zip(batch, detected, strict=True):
+                objects = objects.select([index for index, crop in enumerate(objects.crops) if crop.mask.size])
+                tiles += [len(found)] * len(objects)
+                are_cut += [is_cut(crop, rows, columns, size) for crop in objects.crops]
+                boxes = objects.boxes + torch.tensor([columns.start, rows.start, columns.start, rows.start])
+                crops = [CroppedMask(top + rows.start, left + columns.start, mask) for top, left, mask in objects.crops]
+                found.append(dataclasses.replace(objects, boxes=boxes, crops=crops))
+        names = ("boxes", "labels", "scores")
+        boxes, labels, scores = (torch.cat([getattr(each, name) for each in found]) for name in names)
+        crops = [crop for each in found for crop in each.crops]
+        return drop_duplicates(Detections(boxes, labels, scores, crops, size, self.classes), tiles, are_cut)
 
     def write(
         self, prediction: Detections, image: Image, path: Path, number: int, out: Path, options: DetectorOptions
@@ -119,17 +134,18 @@ class Detector(CocoPredictor):
         """Write the figure and the label image of an image; the row has its COCO results and measured objects."""
         name = numbered_name(number, path)
         labels, visible = make_label_image(prediction, options.score)
-        if options.figures:
-            from lambdanets.inference.figures import overlay  # it imports Matplotlib
-
-            save_image(overlay(image, visible), out / f"{name}.png")
-        save_image(fromarray(labels), out / "labels" / label_image_name(name, labels))
-        return {
+        row = {  # first: if an extra is missing, no file is left that keeps the next command from starting
             "height": image.height,
             "width": image.width,
             "results": coco_results(prediction, number, self.card.category_ids),
             "objects": measure_objects(image, labels, visible),
         }
+        if options.figures:
+            from lambdanets.inference.figures import overlay
+
+            save_image(overlay(image, visible), out / f"{name}.png")
+        save_image(fromarray(labels), out / "labels" / label_image_name(name, labels))
+        return row
 
     def describe(self, row: Mapping[str, Any]) -> str:
         return f"{len(row['objects'])} objects"

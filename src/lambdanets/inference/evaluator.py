@@ -12,7 +12,6 @@ from pydantic import PositiveInt
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import describe_classes, describe_left_out
-from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.inference.loading import load
 from lambdanets.inference.predictor import Predictor
@@ -70,8 +69,8 @@ class Evaluator(ABC):
         return [*source, describe_classes(self.predictor.card.classes), describe_left_out(self.left_out)]
 
     @abstractmethod
-    def batches(self, batch_size: int, workers: int = 0, batch_slice: BatchSlice | None = None) -> Batches:
-        """Return the batches of the set, or of this rank's images, in order."""
+    def batches(self, **options: Any) -> Batches:
+        """Return the batches of the set, in order. options: batch_size, workers and batch_slice of `Batches`."""
 
     @abstractmethod
     def measure(self, batch: Any) -> list[Any]:
@@ -93,7 +92,8 @@ class Evaluator(ABC):
         """Return the `Evaluation` of the set. Raises InputError if all images are unreadable."""
         measures: list[Any] = []
         unreadable: list[str] = []
-        with self.batches(batch_size or self.predictor.default_batch_size, workers) as batches:
+        batch_size = batch_size or self.predictor.default_batch_size
+        with self.batches(batch_size=batch_size, workers=workers) as batches:
             for batch in track(batches, "evaluating", len(batches), "batches"):
                 unreadable += batch.unreadable
                 measures += self.measure(batch)

@@ -5,11 +5,10 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import draw_bounding_boxes
@@ -92,6 +91,7 @@ def overlay(image: Image.Image, objects: Detections, *, with_scores: bool = True
 
     Objects with higher scores, then with larger areas, are above others.
     """
+    import matplotlib
     from scipy.ndimage import binary_erosion  # slow to import
 
     has_names = len(objects.classes) > 1
@@ -129,7 +129,7 @@ def overlay(image: Image.Image, objects: Detections, *, with_scores: bool = True
 def draw_pairs(rows: Sequence[tuple[Image.Image, Image.Image]], folder: Path) -> None:
     """Write predictions.png, with drawings of the ground truth and the prediction of each image."""
     heights = [min(7 * truth.height / truth.width, 20) for truth, _ in rows]
-    figure = Figure(figsize=(14, 0.5 + sum(heights)), layout="constrained")
+    figure = _new_figure(14, 0.5 + sum(heights))
     axes = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
     for axis, title in zip(axes[0], ("ground truth", "prediction"), strict=True):
         axis.set_title(title, fontsize=16)
@@ -139,7 +139,13 @@ def draw_pairs(rows: Sequence[tuple[Image.Image, Image.Image]], folder: Path) ->
     _save(figure, folder / SHEET)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _new_figure(width: float, height: float) -> Any:
+    from matplotlib.figure import Figure  # here, since drawing on images does not need it
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: Path) -> None:
     with atomic_open(path) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for class names in other scripts
         figure.savefig(file, format="png", dpi=110)
@@ -147,7 +153,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 def draw_precision_recall(scores: Scores, folder: Path) -> None:
     """Plot the curves of boxes and masks, at IoU 0.5 and 0.75 and averaged over IoUs, in precision_recall.png."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = _new_figure(10, 4.2)
     for axis, (iou_type, title) in zip(figure.subplots(1, 2), (("bbox", "boxes"), ("segm", "masks")), strict=True):
         axis.set(xlabel="recall", ylabel="precision", title=title, xlim=(0, 1), ylim=(0, 1.02))
         axis.grid(alpha=0.3)
@@ -168,7 +174,7 @@ def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImage
     evenly_spaced = np.linspace(0, len(correct) - 1, min(len(correct), MAX_SHOWN)).astype(int)
     shown = [*confident_errors, *by_confidence[evenly_spaced]]
     num_rows = -(-len(shown) // COLUMNS)
-    figure = Figure(figsize=(1.5 * COLUMNS, 0.5 + 1.95 * num_rows), layout="constrained")
+    figure = _new_figure(1.5 * COLUMNS, 0.5 + 1.95 * num_rows)
     figure.suptitle(f"{len(wrong)} wrong and {len(correct)} correct of {len(is_correct)}", fontsize=13)
     grid = figure.subplots(num_rows, COLUMNS, squeeze=False)
     for axis in grid.flat:
@@ -190,7 +196,7 @@ def write_confusion(evaluation: ClassificationEvaluation, folder: Path) -> None:
     atomic_write(folder / "confusion_matrix.csv", encode_utf8(csv_table([("true \\ predicted", *classes), *rows])))
     fractions = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     side = min(max(4.0, 0.3 * len(classes)), 24.0)
-    figure = Figure(figsize=(side + 1.5, side + 0.5), layout="constrained")
+    figure = _new_figure(side + 1.5, side + 0.5)
     axis = figure.subplots()
     image = axis.imshow(fractions, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     figure.colorbar(image, ax=axis, label="fraction of the true class")

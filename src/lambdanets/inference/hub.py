@@ -75,10 +75,12 @@ def save_pretrained(
     changed after they were created, for example by `replace_convolutions`. Every saved folder was loaded again, and
     its outputs compared.
     """
-    folder, run, source = Path(folder), None, model
+    folder, source = Path(folder), model
+    scores: dict[str, Any] = {}
     if isinstance(model, str | os.PathLike):
         found = find_weights(model)
-        run, source = found.folder, load_one_of((Classifier,), found, "cpu")
+        source, result = load_one_of((Classifier,), found, "cpu"), found.file.with_name("result.json")
+        scores = read_json(result, dict[str, Any]) if result.is_file() else {}
     card = source.card.without_paths() if isinstance(source, Classifier) else None
     network: Any = source.model if isinstance(source, Classifier) else source
     network = getattr(network, "_orig_mod", network)  # of torch.compile
@@ -87,8 +89,8 @@ def save_pretrained(
             "model must be a run folder, a weight file, a Classifier or a network from create_model, "
             f"got {type(source).__name__}; timm's hub format is for classifiers"
         )
-    if run is not None and folder.exists() and folder.samefile(run) and not (run / CONFIG).is_file():
-        raise InputError(f"folder must not be the run folder of the model, got {folder}")
+    if weights_in(folder) and not (folder / CONFIG).is_file():
+        raise InputError(f"folder must not be a run folder, got {folder}")
     metadata = {"format": "pt"} if card is None else {"format": "pt", "lambdanets": card.to_json()}
     tensors = copied(foreign_state_dict(network) if is_adopted(network) else network.state_dict())
     with tempfile.TemporaryDirectory() as temporary:
@@ -99,11 +101,10 @@ def save_pretrained(
             raise InputError(f"model must be a classifier with arguments of JSON types: {one_line(error)}") from error
         (saved / HUB_WEIGHTS[0]).write_bytes(save(tensors, metadata=metadata))
         _check_loaded(network, saved)
-        result = read_json(run / "result.json", dict[str, Any]) if run and (run / "result.json").is_file() else {}
         content = {
             "tags": ["lambda-networks", "lambdanets"],
             "license": license or "other",
-            "details": (card.recipe if card else {}) | {name: result[name] for name in _RESULTS if name in result},
+            "details": (card.recipe if card else {}) | {name: scores[name] for name in _RESULTS if name in scores},
             "usage": _USAGE,
         }
         (saved / README).write_bytes(encode_utf8(generate_readme(content, folder.resolve().name)))

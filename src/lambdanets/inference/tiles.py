@@ -9,21 +9,14 @@ one of them. Objects up to the size of the overlap are complete in at least one 
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.coco.loader import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.detections import Detections
 from lambdanets.progress import track
-
-if TYPE_CHECKING:
-    from lambdanets.inference.detector import Detector
 
 _MIN_TILES = 2  # images are divided if their longer side exceeds this many tiles
 _MAX_OVERLAP = 0.5  # fraction of an object's pixels that others may cover
@@ -88,35 +81,7 @@ def _ramp(tile: int) -> Tensor:
     return 1 + distance.clamp(max=tile // 4).float()
 
 
-def detect_tiled(detector: "Detector", image: Image.Image, tile_size: int, batch_size: int = 1) -> Detections:
-    """Detect objects with tiled inference. Tiles overlap by a quarter of their side.
-
-    tile_size: side of the tiles in pixels. batch_size: tiles per forward pass.
-
-    Memory: 4 bytes per pixel of the image, the cropped masks of all objects, and the memory for a batch of tiles.
-    """
-    size = (image.height, image.width)
-    found: list[Detections] = []
-    tiles: list[int] = []
-    is_cut: list[bool] = []
-    for batch in tile_batches(size, tile_size, batch_size, "detecting"):
-        images = [image.crop((columns.start, rows.start, columns.stop, rows.stop)) for rows, columns in batch]
-        detected = detector.infer_tensors([image_to_tensor(tile) for tile in images])
-        for (rows, columns), objects in zip(batch, detected, strict=True):
-            objects = objects.select([index for index, crop in enumerate(objects.crops) if crop.mask.size])
-            tiles += [len(found)] * len(objects)
-            is_cut += [_is_cut(crop, rows, columns, size) for crop in objects.crops]
-            boxes = objects.boxes + torch.tensor([columns.start, rows.start, columns.start, rows.start])
-            crops = [CroppedMask(top + rows.start, left + columns.start, mask) for top, left, mask in objects.crops]
-            found.append(replace(objects, boxes=boxes, crops=crops))
-    boxes, labels, scores = (
-        torch.cat([getattr(each, name) for each in found]) for name in ("boxes", "labels", "scores")
-    )
-    crops = [crop for each in found for crop in each.crops]
-    return drop_duplicates(Detections(boxes, labels, scores, crops, size, detector.classes), tiles, is_cut)
-
-
-def _is_cut(crop: CroppedMask, rows: slice, columns: slice, size: tuple[int, int]) -> bool:
+def is_cut(crop: CroppedMask, rows: slice, columns: slice, size: tuple[int, int]) -> bool:
     """Whether a side of a tile within the image cuts an object."""
     axes = zip((crop.top, crop.left), crop.mask.shape, (rows, columns), size, strict=True)
     return any(
@@ -125,13 +90,13 @@ def _is_cut(crop: CroppedMask, rows: slice, columns: slice, size: tuple[int, int
     )
 
 
-def drop_duplicates(objects: Detections, tiles: Sequence[int], is_cut: Sequence[bool]) -> Detections:
+def drop_duplicates(objects: Detections, tiles: Sequence[int], are_cut: Sequence[bool]) -> Detections:
     """Drop objects that were detected in another tile too. Returns the others in descending order of score.
 
-    tiles: of each object. is_cut: whether a side of the tile cuts it.
+    tiles, are_cut: of each object, its tile and whether a side of the tile cuts it.
     """
     labels, scores = objects.labels.tolist(), objects.scores.tolist()
-    order = sorted(range(len(objects)), key=lambda index: (is_cut[index], -scores[index]))
+    order = sorted(range(len(objects)), key=lambda index: (are_cut[index], -scores[index]))
     accepted: list[int] = []
     for label in set(labels):
         owner = np.full(objects.size, -1, np.int32)  # the accepted object that has the pixel

@@ -9,7 +9,7 @@ from typing import Any
 
 from timm.layers import get_attn
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models.resnet import Bottleneck, ResNet
+from timm.models.resnet import Bottleneck, ResNet, _cfg
 from torch import nn
 
 from lambdanets.errors import InputError
@@ -19,26 +19,14 @@ from lambdanets.models.surgery import replace_convolutions
 Blocks = Sequence[Sequence[int]]  # blocks of each of c2 to c5, counted from 1
 
 RESNET_50: dict[str, Any] = {"block": Bottleneck, "layers": (3, 4, 6, 3)}
+_DEEP_STEM: dict[str, Any] = {"block": Bottleneck, "stem_type": "deep", "avg_down": True}
 
 # ResNet-RS of any depth, without squeeze-and-excitation.
-RESNET_RS: dict[str, Any] = {
-    "block": Bottleneck,
-    "stem_width": 32,
-    "stem_type": "deep",
-    "replace_stem_pool": True,
-    "avg_down": True,
-}
+RESNET_RS = _DEEP_STEM | {"stem_width": 32, "replace_stem_pool": True}
 
 # For images of about 32 pixels: a quarter of the usual width, c2 at full resolution, without squeeze-and-excitation.
-SMALL_RESNET_20: dict[str, Any] = {
-    "block": Bottleneck,
-    "layers": (1, 2, 2, 1),
-    "channels": (16, 32, 64, 128),
-    "stem_width": 16,
-    "stem_type": "deep",
-    "avg_down": True,
-    "small_images": True,
-}
+SMALL_RESNET_20 = _DEEP_STEM | {"layers": (1, 2, 2, 1), "channels": (16, 32, 64, 128)}
+SMALL_RESNET_20 |= {"stem_width": 16, "small_images": True}
 SMALL_BLOCKS = ((), (), (2,), (1,))
 SMALL_CFG: dict[str, Any] = {"input_size": (3, 32, 32), "pool_size": (4, 4), "crop_pct": 1.0, "first_conv": "conv1"}
 
@@ -189,21 +177,8 @@ def parse_pattern(pattern: str, layers: Sequence[int]) -> tuple[tuple[int, ...],
     return tuple(all_blocks(n) if letter == "L" else () for letter, n in zip(letters, layers, strict=True))
 
 
-def default_cfg(**changes: Any) -> dict[str, Any]:
-    """Return timm's default_cfg of a model: its preprocessing, and the names of its first and last layer."""
-    return {
-        "input_size": (3, 224, 224),
-        "pool_size": (7, 7),
-        "crop_pct": 0.875,
-        "interpolation": "bicubic",
-        "first_conv": "conv1.0",
-        "classifier": "fc",
-        "license": "apache-2.0",
-    } | changes
-
-
+default_cfg = partial(_cfg, interpolation="bicubic", first_conv="conv1.0")  # preprocessing, first and last layer
 _RESNET_RS = RESNET_RS | {"block_args": {"attn_layer": partial(get_attn("se"), rd_ratio=0.25)}}
-
 
 # The constructor arguments of each LambdaResNet, by name.
 LAMBDA_RESNET_ARGUMENTS: dict[str, dict[str, Any]] = {

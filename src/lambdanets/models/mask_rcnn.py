@@ -205,15 +205,13 @@ def mask_rcnn(
     backbone: str,
     num_classes: int,
     *,
-    image_size: int | tuple[int, int] = 1024,
+    image_size: int = 1024,
     levels: Sequence[int] = (1, 2, 3, 4),
     pyramid_channels: int = 256,
     box_layers: tuple[int, int] = (4, 1024),
     mask_layers: int = 4,
     anchor_scale: float = 8.0,
     aspect_ratios: Sequence[float] = (0.5, 1.0, 2.0),
-    image_mean: Sequence[float] = (0.485, 0.456, 0.406),
-    image_std: Sequence[float] = (0.229, 0.224, 0.225),
     hide_padding: bool = True,
     mask_threshold: float | None = None,
     backbone_options: dict[str, Any] | None = None,
@@ -226,8 +224,7 @@ def mask_rcnn(
     Args:
         backbone: name of a model of this package or of timm that supports features_only.
         num_classes: number of object classes, not counting the background, which is class 0.
-        image_size: size of the images after resizing, in pixels: the longer side, or a tuple of the shorter side and
-            the maximum of the longer side; default 1024.
+        image_size: longer side of the images after resizing, in pixels; default 1024.
         levels: indices of the feature maps of the backbone that the pyramid uses, from 0; default (1, 2, 3, 4).
         pyramid_channels: number of channels of each level of the pyramid; default 256.
         box_layers: number of 3x3 convolutions of the box head, and width of its fully connected layer; default
@@ -235,13 +232,12 @@ def mask_rcnn(
         mask_layers: number of 3x3 convolutions of the mask head; default 4.
         anchor_scale: side of the anchors of a level, in units of its stride; default 8.
         aspect_ratios: ratios height / width of the anchors; default (0.5, 1.0, 2.0).
-        image_mean: mean of each image channel, for images in [0, 1]; default that of ImageNet.
-        image_std: standard deviation of each image channel; default that of ImageNet.
         hide_padding: make the detections in an image independent of the other images in its batch; default True.
         mask_threshold: return bool masks, True where the probability is above it; default None for probabilities. Bool
             masks need one byte per pixel instead of four: 1.2 GB for 100 masks of 12 megapixels.
         backbone_options: arguments of the backbone, by name; default none.
-        options: arguments of torchvision's MaskRCNN, such as box_detections_per_img.
+        options: arguments of torchvision's MaskRCNN, such as box_detections_per_img, image_mean, and min_size with
+            max_size in place of image_size.
 
     Raises ValueError if the backbone has no feature maps, if the strides of the levels are not consecutive powers of
     two, or if a backbone of timm does not support padded batches: with hide_padding=True, its maps must be independent
@@ -262,29 +258,27 @@ def mask_rcnn(
     head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios))
     if hide_padding:
         add_padding_hooks(head)
-    min_size, max_size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    box_pool, mask_pool = _make_roi_align(strides[:-1], 7), _make_roi_align(strides[:-1], 14)
     num_convs, fc_width = box_layers
+    # padding to a multiple of the largest stride makes the sides of each map those of the batch divided by its stride
+    defaults = {"min_size": image_size, "max_size": image_size, "rpn_score_thresh": _MIN_OBJECTNESS}
     model = MaskRCNN(
         pyramid_backbone,
         rpn_anchor_generator=anchors,
         rpn_head=head,
-        box_roi_pool=box_pool,
+        box_roi_pool=_make_roi_align(strides[:-1], 7),
         box_head=FastRCNNConvFCHead(
             (pyramid_channels, 7, 7), [pyramid_channels] * num_convs, [fc_width], norm_layer=nn.BatchNorm2d
         ),
         box_predictor=FastRCNNPredictor(fc_width, num_classes + 1),
-        mask_roi_pool=mask_pool,
+        mask_roi_pool=_make_roi_align(strides[:-1], 14),
         mask_head=MaskRCNNHeads(pyramid_channels, [pyramid_channels] * mask_layers, 1, norm_layer=nn.BatchNorm2d),
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
-        **{"rpn_score_thresh": _MIN_OBJECTNESS} | options,
+        size_divisible=strides[-1],
+        **defaults | options,
     )
-    model.rpn.__class__ = _MaskedRPN  # torchvision constructs the base class, with all options
+    # torchvision constructs the base classes, with all options
+    model.rpn.__class__, model.transform.__class__ = _MaskedRPN, AnySizeTransform
     for module in (head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor):
         module.register_forward_hook(_cast_outputs_to_float32)
-    # padding to a multiple of the largest stride makes the sides of each map those of the batch divided by its stride
-    model.transform = AnySizeTransform(
-        min_size, max_size, list(image_mean), list(image_std), size_divisible=strides[-1]
-    )
     model.transform.mask_threshold = mask_threshold
     return model

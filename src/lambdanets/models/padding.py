@@ -1,9 +1,8 @@
 """Hooks that make the features of a network independent of padding, and a check that they do.
 
-Images of different sizes are batched by padding them at the right and bottom. Convolutions then mix
-padding into valid positions, and means and batch norm statistics include padding. Hooks overwrite
-the padding before each operation that mixes positions. Between these operations, it may have any
-content.
+Images of different sizes are batched by padding them at the right and bottom. Convolutions then mix padding into valid
+positions, and means and batch norm statistics include padding. Hooks overwrite the padding before each operation that
+mixes positions. Between these operations, it may have any content.
 
 The sizes belong to one forward pass, not to the network, so that several threads can use one network.
 """

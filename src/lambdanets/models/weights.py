@@ -51,12 +51,6 @@ class WeightSource(NamedTuple):
         """Whether the file is in a folder in timm's hub format, beside a config.json; run folders have none."""
         return self.file.name in HUB_WEIGHTS and (self.file.parent / CONFIG).is_file()
 
-    @property
-    def folder(self) -> Path | None:
-        """The folder that the name is a path of; None for files, packaged models and repositories."""
-        folder = Path(self.name)
-        return folder if folder != self.file and self.file.is_relative_to(folder) else None
-
     def sha256(self) -> str:
         """Return the SHA-256 of the file, which identifies a model in journals and results."""
         with self.file.open("rb") as content:

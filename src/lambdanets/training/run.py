@@ -213,7 +213,8 @@ def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Prep
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     training = task.training_batches(recipe, batch_slice)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.batch_size
-    validation = task.evaluator(recipe, task.validation).batches(batch_size, recipe.workers, batch_slice)
+    evaluator = task.evaluator(recipe, task.validation)
+    validation = evaluator.batches(batch_size=batch_size, workers=recipe.workers, batch_slice=batch_slice)
     return PreparedRun(task, recipe, batch_slice, training, validation)
 
 

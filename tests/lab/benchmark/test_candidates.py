@@ -11,7 +11,7 @@ from lambdanets_lab.benchmark.measurement import relative_error
 @pytest.mark.parametrize("name", peers.PEERS)
 @pytest.mark.parametrize(("training", "stride"), [(True, 1), (False, 1), (True, 2)])
 def test_peer_with_our_weights_equals_ours(name, training, stride):
-    if peers.installed_version(peers.PEERS[name].package) is None:
+    if peers.installed_version(name) is None:
         pytest.skip(f"{name} is not installed")
     torch.manual_seed(0)
     layer = LambdaLayer2d(16, query_depth=4, heads=2, scope=5, stride=stride, dtype=torch.float64).train(training)

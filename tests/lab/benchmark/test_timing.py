@@ -2,7 +2,7 @@
 
 import pytest
 
-from lambdanets_lab.timing import fit_exponent, is_noisy, time_interleaved
+from lambdanets_lab.timing import is_noisy, time_interleaved
 
 
 class Clock:
@@ -39,12 +39,6 @@ def test_slow_candidate_gets_fewer_evenly_spread_runs():
     assert len(samples["fast"]) == 30
     gaps = "".join("s" if name == "slow" else "f" for name in order).strip("f").split("s")
     assert max(len(gap) for gap in gaps) <= 8
-
-
-def test_fits_the_exponent_of_a_power_law():
-    sizes = [64, 256, 1024]
-    assert fit_exponent(sizes, [3e-6 * n**1.5 for n in sizes]) == pytest.approx(1.5)
-    assert fit_exponent([64], [1.0]) is None
 
 
 def test_noisy_candidates_are_timed_again():

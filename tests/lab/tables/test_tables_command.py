@@ -9,7 +9,7 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets_lab.tables import paper
-from lambdanets_lab.tables.paper import paper_numbers, select_numbers
+from lambdanets_lab.tables.paper import NUMBERS, select_numbers
 from lambdanets_lab.tables.plots import draw
 from lambdanets_lab.tables.verdicts import MATCH, NOT_REPRODUCIBLE, compare, summary
 
@@ -96,7 +96,7 @@ def test_figures_have_a_panel_for_measured_speeds(tmp_path):
 
 @pytest.fixture(scope="module")
 def comparisons():
-    return compare(paper_numbers())
+    return compare(NUMBERS)
 
 
 def test_56_of_69_countable_numbers_match(comparisons):
@@ -108,4 +108,4 @@ def test_56_of_69_countable_numbers_match(comparisons):
 
 def test_all_numbers_listed_as_unreproducible_mismatch(comparisons):
     listed = {c.paper for c in comparisons if c.verdict == NOT_REPRODUCIBLE}
-    assert listed == {number for number in paper_numbers() if number.unreproducible}
+    assert listed == {number for number in NUMBERS if number.unreproducible}

@@ -61,7 +61,7 @@ def validate(recipe, batch_slice):
     module = make_module(recipe, batch_slice)
     module.on_validation_epoch_start()
     evaluator = module.task.evaluator(recipe, module.task.validation)
-    for batch_idx, batch in enumerate(evaluator.batches(1, 0, batch_slice)):
+    for batch_idx, batch in enumerate(evaluator.batches(batch_size=1, batch_slice=batch_slice)):
         module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
     return module.validation_metrics
