@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
-from lambdanets.data.shards import SHARD_LIST, Shard, ShardList, Store, is_url, open_store, parse_class, read_list
-from lambdanets.data.tars import read_tar_samples
+from lambdanets.data.shards import SHARD_LIST, Shard, ShardList, Store, TarSamples, open_store, parse_class
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import file_sha256, open_regular
 from lambdanets.progress import track
@@ -22,11 +21,11 @@ def inspect_tar(path: Path) -> tuple[Shard, list[tuple[str, bytes]]]:
     """Return the entry of a tar in shards.json, and name and .cls content of each image. Raises InputError."""
     try:
         with open_regular(path) as file:
-            names, _, classes = read_tar_samples(file)
+            samples = TarSamples(path.name, file)
             digest, size = file_sha256(file), file.tell()
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{path} must be a complete tar file: {one_line(error)}") from error
-    return Shard(path.name, len(names), size, digest), [*zip(names, classes, strict=True)]
+    return Shard(path.name, len(samples.names), size, digest), [*zip(samples.names, samples.classes, strict=True)]
 
 
 def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[str]]:
@@ -35,10 +34,9 @@ def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[s
     Returns the content of shards.json, and a message for each missing or damaged shard. Shards at a URL are downloaded
     again. Raises InputError if there is no shards.json.
     """
-    content = read_list(open_store(location))
+    store, content = open_store(location)
     with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache, ThreadPoolExecutor(threads) as pool:
-        store = Store(location)
-        if is_url(location):
+        if isinstance(store, RemoteStore):
             store = RemoteStore(location, Path(cache), 2 * threads * max(shard.bytes for shard in content.shards))
         problems = pool.map(partial(_check_shard, store), content.shards)  # hashing and reading release the GIL
         try:
@@ -57,7 +55,7 @@ def _check_shard(store: Store, shard: Shard) -> str:
             if file_sha256(file) != shard.sha256:
                 return f"{path}: its SHA-256 differs from {SHARD_LIST}"
             file.seek(0)
-            count = len(read_tar_samples(file)[0])
+            count = len(TarSamples(path, file).names)
     except FileNotFoundError:
         return f"{path}: there is no such file"
     except (OSError, tarfile.TarError) as error:

@@ -115,9 +115,8 @@ def parse_json(content: bytes | str, kind: type[T], problem: str, advice: str = 
     with reraise_as_input_error(problem, advice):
         validator: TypeAdapter[T] = adapter(cast(Any, kind))  # mypy does not see that a type is hashable
         text = content if isinstance(content, str) else content.decode()
-        if re.search(
-            r"\\u[dD][89a-fA-F]", text
-        ):  # surrogates, as in file names that are not UTF-8; pydantic refuses them
+        # surrogates, as in file names that are not UTF-8; pydantic refuses them
+        if re.search(r"\\u[dD][89a-fA-F]", text):
             return validator.validate_python(json.loads(text), strict=False, extra="ignore")
         return validator.validate_json(text, strict=True, extra="ignore")
 

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from data.same_batches import assert_same
 from lambdanets.data.batches import Batch
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import ImageArray, ImageBatches
@@ -48,6 +47,14 @@ def loader(
 ) -> ImageBatches:
     defaults = {"channels": 1, "batch_size": 3, "seed": 0, "training": True, "workers": 0}
     return ImageBatches(images() if source is None else source, transform, **{**defaults, **options})
+
+
+def assert_same(actual: list[Batch], expected: list[Batch]) -> None:
+    """Assert that two lists of batches are bit-identical in all fields."""
+    assert len(actual) == len(expected) > 0
+    for batch, other in zip(actual, expected, strict=True):
+        assert batch.unreadable == other.unreadable
+        torch.testing.assert_close(batch._replace(unreadable=[]), other._replace(unreadable=[]), rtol=0, atol=0)
 
 
 def indices(batches: Iterable[Batch]) -> list[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from data.coco.coco_files import png
-from lambdanets.data.datasets import open_evaluation_images, open_splits, subset
+from lambdanets.data.datasets import open_evaluation_images, open_splits
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
 
@@ -78,25 +78,25 @@ def test_data_that_are_missing_or_without_classes_are_refused(tmp_path: Path, mo
 
 
 def test_subset_of_training_images_is_stratified_and_keeps_validation(tmp_path: Path) -> None:
-    splits = open_splits(str(write_classes(tmp_path, a=30, b=10)), validation_share=0.5)
-    smaller = subset(splits, 8, seed=0)
+    folder = str(write_classes(tmp_path, a=30, b=10))
+    splits, smaller, again = (open_splits(folder, validation_share=0.5, training_images=n) for n in (None, 8, 8))
     assert Counter(smaller.train.labels) == {0: 6, 1: 2}
     assert names(smaller.validation) == names(splits.validation)
     assert set(names(smaller.train)) < set(names(splits.train))
-    assert names(subset(splits, 8, seed=0).train) == names(smaller.train) != names(subset(splits, 8, seed=1).train)
-    assert subset(splits, None, seed=0) is subset(splits, len(splits.train), seed=0) is splits
+    assert names(again.train) == names(smaller.train)
+    assert names(open_splits(folder, validation_share=0.5, training_images=20).train) == names(splits.train)
 
 
 def test_subset_rejects_an_impossible_number_of_images() -> None:
     message = r"training_images must be 1437, or 10 \(one per class\) to 1427, got 1430"
     with pytest.raises(InputError, match=message):
-        subset(open_splits("digits"), 1430, seed=0)
+        open_splits("digits", training_images=1430)
 
 
 def test_all_images_of_a_set_without_validation_are_evaluated(tmp_path: Path) -> None:
-    found = open_evaluation_images(str(write_classes(tmp_path / "test", a=3, b=1)))
-    assert (len(found.images), found.classes) == (4, ("a", "b"))
-    assert found.source == f"all of {tmp_path / 'test'}, which has no validation split"
+    images, source, _ = open_evaluation_images(str(write_classes(tmp_path / "test", a=3, b=1)))
+    assert (len(images), images.classes) == (4, ("a", "b"))
+    assert source == f"all of {tmp_path / 'test'}, which has no validation split"
     write_classes(tmp_path / "both/train", a=3, b=2)
     write_classes(tmp_path / "both/val", a=1, b=1)
-    assert len(open_evaluation_images(str(tmp_path / "both")).images) == 2
+    assert len(open_evaluation_images(str(tmp_path / "both"))[0]) == 2

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from data.coco.coco_files import png, write_tar
-from data.same_batches import assert_same
-from lambdanets.data.datasets import hold_out, open_splits, subset
+from data.test_batches import assert_same
+from lambdanets.data.datasets import open_splits
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import ImageBatches
 from lambdanets.data.shards import ShardedImages, open_shards
@@ -98,9 +98,8 @@ def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: byte
     size = (tmp_path / "train-0.tar").stat().st_size
     shard = {"name": "train-0.tar", "images": 1, "bytes": size, "sha256": "0" * 64}
     (tmp_path / "shards.json").write_text(json.dumps({"classes": ["a", "b"], "splits": {"train": [shard]}}))
-    splits, _ = open_shards(str(tmp_path))
     with pytest.raises(UnreadableImage, match=reason):
-        splits["train"].load(0)
+        open_shards(str(tmp_path))["train"].load(0)
 
 
 def test_whole_shards_are_held_out_without_a_validation_split(shards: Path) -> None:
@@ -121,10 +120,11 @@ def test_whole_shards_are_held_out_without_a_validation_split(shards: Path) -> N
 
 def test_hold_out_takes_whole_training_shards_and_subsets_are_refused(shards: Path) -> None:
     splits = open_splits(str(shards))
-    new_splits = hold_out(splits, 0.25, 0)
-    assert (len(new_splits.train), len(new_splits.validation), new_splits.test) == (12, 4, splits.validation)
+    new_splits = open_splits(str(shards), hold_out=0.25)
+    assert (len(new_splits.train), len(new_splits.validation)) == (12, 4)
+    assert new_splits.test.name(0) == splits.validation.name(0)
     with pytest.raises(InputError, match="training_images must be None for shards"):
-        subset(splits, 8, 0)
+        open_splits(str(shards), training_images=8)
 
 
 def test_fingerprint_depends_only_on_shards_json(shards: Path) -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from data.same_batches import assert_same
+from data.test_batches import assert_same
 from data.test_shards import batches
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
@@ -64,7 +64,7 @@ def faulty(shards: Path) -> Iterator[SimpleNamespace]:
 
 
 def open_train(url):
-    return open_shards(url)[0]["train"]
+    return open_shards(url)["train"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

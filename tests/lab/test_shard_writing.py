@@ -34,10 +34,10 @@ def num_images(content) -> int:
 def test_image_files_are_copied_byte_for_byte(two_classes, tmp_path):
     Image.open(two_classes / "dark/00.png").save(two_classes / "dark/photo.JPG", quality=40)
     content = write_shards(open_splits(str(two_classes)), tmp_path / "out", images_per_shard=4)
-    splits, classes = open_shards(str(tmp_path / "out"))
+    splits = open_shards(str(tmp_path / "out"))
     files = files_by_key(splits["train"]) | files_by_key(splits["validation"])
     assert files == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in list_images(two_classes).paths}
-    assert classes == ("dark", "light")
+    assert splits["train"].classes == ("dark", "light")
     assert (num_images(content), content.metadata["unreadable"]) == (21, [])
     assert {shard.name for shard in content.shards} == {path.name for path in (tmp_path / "out").glob("*.tar")}
 
@@ -45,7 +45,7 @@ def test_image_files_are_copied_byte_for_byte(two_classes, tmp_path):
 def test_images_in_memory_are_written_as_png_in_similar_shards(tmp_path):
     splits = open_splits("digits")
     write_shards(splits, tmp_path / "out", images_per_shard=500, check_images=False)
-    train = open_shards(str(tmp_path / "out"))[0]["train"]
+    train = open_shards(str(tmp_path / "out"))["train"]
     assert max(train.shard_sizes) - min(train.shard_sizes) <= 1
     assert set(train.labels[: train.shard_sizes[0]].tolist()) == set(range(10))
     originals = {splits.train.name(index): index for index in range(len(splits.train))}
@@ -58,8 +58,8 @@ def test_images_in_memory_are_written_as_png_in_similar_shards(tmp_path):
 
 def test_a_list_of_images_is_written_without_classes(two_classes, tmp_path):
     write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=7)
-    splits, classes = open_shards(str(tmp_path / "out"))
-    assert (list(splits), classes) == (["train"], ())
+    splits = open_shards(str(tmp_path / "out"))
+    assert (list(splits), splits["train"].classes) == (["train"], ())
     assert splits["train"].labels.tolist() == [splits["train"].load(0)[1]] * 20 == [UNLABELED] * 20
 
 
@@ -137,7 +137,7 @@ def test_verify_names_corrupt_truncated_and_missing_shards(shards):
 
 def test_webdataset_reads_our_shards(shards):
     webdataset = pytest.importorskip("webdataset")
-    train = open_shards(str(shards))[0]["train"]
+    train = open_shards(str(shards))["train"]
     urls = sorted(str(path) for path in shards.glob("train-*.tar"))
     read = list(webdataset.WebDataset(urls, shardshuffle=False).decode("pil").to_tuple("__key__", "png", "cls"))
     assert [key for key, _, _ in read] == [train.key(index) for index in range(16)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector

@@ -43,7 +43,7 @@ class Int8Data:
         """Return up to MAX_CALIBRATION_IMAGES random training images as inputs of the graph."""
         generator = torch.Generator().manual_seed(0)
         indices = torch.randperm(len(self.train), generator=generator)[:MAX_CALIBRATION_IMAGES].sort().values.tolist()
-        chosen = SelectedImages(self.train, indices, [int(self.train.labels[index]) for index in indices])
+        chosen = SelectedImages(self.train, indices, [self.train.label(index) for index in indices])
         return [images for images, _ in self._batches(chosen)]
 
     def accuracy(self, run: Run) -> float:
@@ -68,8 +68,5 @@ class Int8Data:
 def open_int8_data(model: Classifier, data: str, batch_size: int) -> Int8Data:
     """Open a dataset, of which the training split is for calibration and the validation split for accuracy."""
     splits = open_splits_of(model.card, data)
-    train, validation = (
-        remap_labels(images, splits.classes, model.classes, splits.source)
-        for images in (splits.train, splits.validation)
-    )
+    train, validation = (remap_labels(images, model.classes) for images in (splits.train, splits.validation))
     return Int8Data(model, train, validation, batch_size)

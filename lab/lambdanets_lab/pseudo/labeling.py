@@ -63,9 +63,9 @@ def label_shards(
     set_device(get_world())
     source = find_weights(teacher)
     classifier = load_one_of((Classifier,), source, device)
-    images = open_shards(shards)[0]["train"].without_labels()
+    images = open_shards(shards)["train"].without_labels()
     description = {"model": classifier.card.model, "weights": source.sha256(), "images": images.fingerprint}
-    names = [Path(name).stem for name in images.shard_names]
+    names = [Path(shard.name).stem for shard in images.shards]
     labels = Labels(classifier.classes, description, min(top, len(classifier.classes)), tuple(names))
     folder = WorkFolder(out, "labels", _identity(labels), _read_identity)
     with folder.open(shared=True):

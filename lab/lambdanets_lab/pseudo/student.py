@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.batches import Batch
-from lambdanets.data.datasets import open_splits, subset
+from lambdanets.data.datasets import open_splits
 from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.data.order import WINDOW, BatchSlice, Order
 from lambdanets.data.shards import open_shards
@@ -43,7 +43,7 @@ class PseudoLabeledImages:
 
     def __init__(self, location: str, folder: Path, classes: Sequence[str], *, soft: bool) -> None:
         selection = read_selection(folder)
-        images = open_shards(location)[0]["train"].without_labels()
+        images = open_shards(location)["train"].without_labels()
         class_index = {nfc(name): number for number, name in enumerate(classes)}
         if unknown := [name for name in selection.classes if nfc(name) not in class_index]:
             raise InputError(
@@ -187,7 +187,8 @@ class StudentTask(ClassificationTask):
         small = super().quicktest(recipe, folder)
         recipe = replace(small, pseudo_ratio=min(max(recipe.pseudo_ratio, 0.5), 2.0))
         shards, labels, teacher = folder / "shards", folder / "labels", folder / "teacher.safetensors"
-        splits = subset(open_splits("digits", validation_share=recipe.validation_share), recipe.training_images, 0)
+        share, count = recipe.validation_share, recipe.training_images
+        splits = open_splits("digits", validation_share=share, training_images=count)
         write_shards(splits, shards, images_per_shard=len(splits.train) // 4)
         torch.manual_seed(recipe.seed)  # an interrupted quicktest keeps the labels of this teacher
         model = build_model(recipe, splits.classes)

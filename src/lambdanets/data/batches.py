@@ -148,9 +148,8 @@ class Batches:
             self._sampler.keys = self._training_keys(self._order, *divmod(self._num_yielded, len(self)))
         try:
             for batch in self._loader:
-                if self._order is not None:
-                    # before yield, so that a checkpoint written after the batch's step counts it
-                    self._num_yielded += 1
+                # before yield, so that a checkpoint written after the batch's step counts it
+                self._num_yielded += self._order is not None
                 yield batch
         except InputError as error:  # of a worker: PyTorch prepends the traceback to the message
             raise InputError(str(error).strip().rpartition(f"{InputError.__module__}.InputError: ")[2]) from error
@@ -172,16 +171,12 @@ class Batches:
         self.close()
 
     def close(self) -> None:
-        """Shut down the workers, and kill those that have not exited after 3 seconds.
-
-        Workers ignore SIGINT, SIGTERM and SIGHUP (`_init_worker`).
-        """
+        """Shut down the workers, which ignore signals, and kill those that have not exited after 3 seconds."""
         iterator: Any = self._loader._iterator
         if iterator is None:
             return
         self._loader._iterator = None
-        # otherwise PyTorch would report killed workers as errors
-        _remove_worker_pids(id(iterator))
+        _remove_worker_pids(id(iterator))  # otherwise PyTorch would report killed workers as errors
         iterator._worker_pids_set = False
         kill_timer = threading.Timer(_KILL_AFTER, lambda: [worker.kill() for worker in iterator._workers])
         kill_timer.start()

@@ -4,20 +4,22 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from lambdanets.data.image_folders import ImageSet, find_splits
-from lambdanets.data.image_search import list_images
-from lambdanets.data.labeled_images import ImageArray, ImageFiles, LabeledImages, SelectedImages
-from lambdanets.data.shards import ShardedImages, is_sharded, open_shards
-from lambdanets.data.tars import find_validation_tar, open_tar
+from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, find_splits, parse_name
+from lambdanets.data.image_search import describe_suffix, is_image_name, list_images
+from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
+from lambdanets.data.shards import SHARD_LIST, ShardedImages, is_url, open_shards
+from lambdanets.data.tars import files_in_tar
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError, first_few
-from lambdanets.files import nfc
+from lambdanets.files import is_hidden, nfc
 from lambdanets.records import Seed, ValidationShare, check
+
+_Opened = tuple[LabeledImages, LabeledImages | None, Counter[str]]
 
 
 @dataclass(frozen=True)
@@ -25,24 +27,24 @@ class Splits:
     """A training and a validation set with the same class indices.
 
     source: the dataset, for messages.
-    test: after `hold_out`, the original validation set. The final accuracy is measured on it, because the held-out
-        images are used to select the weights.
+    test: if training images were held out, the original validation set. The final accuracy is measured on it, because
+        the held-out images are used to select the weights.
     left_out: number of files that are not used, by reason.
-    is_drawn: whether the images of `evaluated` were held out, because the set has no validation set.
+    is_drawn: whether the images of `test`, or else of `validation`, were held out, because the set has no validation
+        set.
     """
 
     train: LabeledImages
     validation: LabeledImages
-    classes: tuple[str, ...]
     source: str
-    test: LabeledImages | None = None
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    is_drawn: bool = False
+    test: LabeledImages | None
+    left_out: Mapping[str, int]
+    is_drawn: bool
 
     @property
-    def evaluated(self) -> LabeledImages:
-        """The images on which the final accuracy is measured."""
-        return self.validation if self.test is None else self.test
+    def classes(self) -> tuple[str, ...]:
+        """The class names."""
+        return self.train.classes
 
     @property
     def fingerprint(self) -> str:
@@ -52,7 +54,7 @@ class Splits:
     @property
     def held_out(self) -> str:
         """A hash of the classes, file names and labels of held-out images; "" if none were drawn."""
-        return _fingerprint(self.classes, self.evaluated) if self.is_drawn else ""
+        return _fingerprint(self.classes, self.test or self.validation) if self.is_drawn else ""
 
 
 def _fingerprint(classes: tuple[str, ...], *sets: LabeledImages) -> str:
@@ -67,7 +69,15 @@ def _fingerprint(classes: tuple[str, ...], *sets: LabeledImages) -> str:
     return digest.hexdigest()
 
 
-def open_splits(data: str, *, root: str | None = None, validation_share: float = 0.2, seed: int = 0) -> Splits:
+def open_splits(
+    data: str,
+    *,
+    root: str | None = None,
+    validation_share: float = 0.2,
+    seed: int = 0,
+    hold_out: float = 0.0,
+    training_images: int | None = None,
+) -> Splits:
     """Open a dataset as a training and a validation set.
 
     data: one of
@@ -79,182 +89,180 @@ def open_splits(data: str, *, root: str | None = None, validation_share: float =
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards.py`);
       - a name with one of timm's prefixes "torch/" or "hfds/", such as "torch/mnist".
     root: the folder of a dataset with a timm prefix.
-    validation_share: fraction of the images that are held out for validation if the set has no validation set. They
-        are stratified by class and drawn with `seed`, independently of the order in the file system. For shards, the
-        fraction of the shards.
+    validation_share: fraction of the images that are held out for validation if the set has no validation set.
+    hold_out: fraction of the training images that become the validation set; the original one becomes the test set.
+    training_images: number of training images that are used, by default all. None for shards.
 
-    Images are decoded only for sets without random access. Raises InputError for a dataset that is missing, damaged,
-    empty or has only one class, and for a validation class that training does not have. If images are held out, raises
-    InputError for a class with 1 image or a set with 1 shard.
+    Images are drawn with `seed`, stratified by class and independently of the order in the file system; of shards,
+    whole shards are drawn. Images are decoded only for sets without random access. Raises InputError for a dataset that
+    is missing, damaged, empty or has only one class, for a validation class that training does not have, for a class
+    with 1 image or a set with 1 shard that must be divided, and for a number of training images that is not possible.
     """
     check("validation_share", validation_share, ValidationShare)
     check("seed", seed, Seed)
-    train, validation = _open(data, root)
+    train, validation, left_out = _open(data, root)
     _check_classes(train)
+    source, test, is_drawn = train.source, None, validation is None
     if validation is None:
-        return _hold_out(train, validation_share, seed)
-    if not len(validation.images):
+        train, validation, source = _hold_out(train, source, validation_share, seed)
+    elif not len(validation):
         raise InputError(f"{validation.source} must have images, got none")
-    images = remap_labels(validation.images, validation.classes, train.classes, validation.source)
-    source = f"{train.source} and {validation.source}"
-    return Splits(train.images, images, train.classes, source, left_out=_sum_left_out(train, validation))
+    else:
+        source = f"{source} and {validation.source}"
+        validation = remap_labels(validation, train.classes)
+    if hold_out:
+        test = validation
+        train, validation, source = _hold_out(train, source, hold_out, seed)
+    available = len(train)
+    if training_images is not None and training_images != available:
+        if isinstance(train, ShardedImages):
+            raise InputError(f"training_images must be None for shards ({source}), got {training_images}")
+        classes = len(set(train.labels))
+        if not classes <= training_images <= available - classes:
+            expected = f"{available}, or {classes} (one per class) to {available - classes}"
+            raise InputError(f"training_images must be {expected}, got {training_images}")
+        train, _ = _divide(train, source, seed, train_size=training_images)
+        source = f"{source}, {training_images} of {available} training images drawn with seed {seed}"
+    return Splits(train, validation, source, test, left_out, is_drawn)
 
 
-def open_evaluation_images(data: str, root: str | None = None) -> ImageSet:
+def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledImages, str, Mapping[str, int]]:
     """Open the validation set of a dataset or, if it has none, all its images.
 
-    data, root: as for `open_splits`. Raises InputError for a dataset that is missing, damaged, empty or unlabeled.
+    data, root: as for `open_splits`. Returns also the source of the images, for messages, and the number of files that
+    are not used, by reason. Raises InputError for a dataset that is missing, damaged, empty or unlabeled.
     """
-    train, validation = _open(data, root)
-    split = train if validation is None else validation
-    if not split.classes or not len(split.images):
-        raise InputError(f"{split.source} must have {'images' if split.classes else 'labels'}, got none")
-    source = split.source if validation is not None else f"all of {split.source}, which has no validation split"
-    return replace(split, source=source, left_out=_sum_left_out(train, validation))
+    train, validation, left_out = _open(data, root)
+    images = train if validation is None else validation
+    if not images.classes or not len(images):
+        raise InputError(f"{images.source} must have {'images' if images.classes else 'labels'}, got none")
+    all_of = f"all of {images.source}, which has no validation split"
+    return images, all_of if validation is None else images.source, left_out
 
 
-def hold_out(splits: Splits, fraction: float, seed: int) -> Splits:
-    """Hold out a fraction of the training images for validation; the original validation set becomes the test set.
-
-    For sets in shards, whole shards are held out. A fraction of 0 returns the splits unchanged. Raises InputError for a
-    class with 1 image and for a set with 1 shard.
-    """
-    if not fraction:
-        return splits
-    new_splits = _hold_out(ImageSet(splits.train, splits.classes, splits.source), fraction, seed)
-    return replace(new_splits, test=splits.validation, left_out=splits.left_out, is_drawn=splits.is_drawn)
-
-
-def subset(splits: Splits, count: int | None, seed: int) -> Splits:
-    """Return splits with `count` training images, stratified by class and drawn with `seed`; with all if None.
-
-    Raises InputError for a count above the number of images or below the number of classes, and for sets in shards.
-    """
-    available = len(splits.train)
-    if count is None or count == available:
-        return splits
-    if isinstance(splits.train, ShardedImages):
-        raise InputError(f"training_images must be None for shards ({splits.source}), got {count}")
-    classes = len(set(splits.train.labels))
-    if not classes <= count <= available - classes:
-        raise InputError(
-            f"training_images must be {available}, or {classes} (one per class) to {available - classes}, got {count}"
-        )
-    kept, _ = _divide(ImageSet(splits.train, splits.classes, splits.source), seed, train_size=count)
-    source = f"{splits.source}, {count} of {available} training images drawn with seed {seed}"
-    return replace(splits, train=kept, source=source)
-
-
-def _open(data: str, root: str | None) -> tuple[ImageSet, ImageSet | None]:
-    """Open a dataset as training and validation set; None if it has no validation set."""
+def _open(data: str, root: str | None) -> _Opened:
+    """Open the training and the validation set, or None, and count the files that are left out."""
     if root is not None and not is_timm_name(data):
         raise InputError(f"data_root is for timm datasets such as 'torch/cifar10', got data '{data}'")
     if data == "digits":
-        return _digits(), None
+        return _digits(), None, Counter()
     if is_timm_name(data):
-        (train, train_classes), (validation, classes) = open_timm_dataset(data, root)
-        return ImageSet(train, train_classes, f"{data} (train)"), ImageSet(validation, classes, "its validation split")
-    if is_sharded(data):
-        shards, classes = open_shards(data)
-        sets = {split: ImageSet(images, classes, f"the {split} shards of '{data}'") for split, images in shards.items()}
-        return sets["train"], sets.get("validation")
+        return *open_timm_dataset(data, root), Counter()
     try:
+        if is_url(data) or (data and Path(data, SHARD_LIST).is_file()):
+            shards = open_shards(data)
+            return shards["train"], shards.get("validation"), Counter()
         return _open_files(data, Path(data))
     except OSError as error:
         raise InputError(f"cannot read the dataset '{data}': {error.strerror or error}") from error
 
 
-def _open_files(data: str, path: Path) -> tuple[ImageSet, ImageSet | None]:
+def _open_files(data: str, path: Path) -> _Opened:
     if not data or not path.exists():
         raise InputError(
             f"data must be 'digits', a folder, a .tar or a timm dataset, got '{data}', which does not exist"
         )
     if path.is_dir():
         found = list_images(path)
-        files = [(file.relative_to(path), file) for file in found.paths]
-        return find_splits(str(path), files, found.left_out, ImageFiles)
+        return find_splits(str(path), [(file.relative_to(path), file) for file in found.paths], found.left_out)
     if path.suffix.lower() != ".tar":
         raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
-    train, validation = open_tar(path)
-    if validation is None and (tar := find_validation_tar(path)) is not None:
-        validation, inner = open_tar(tar)
+    train, validation, left_out = _open_tar(path)
+    if validation is None and (tar := _find_validation_tar(path)) is not None:
+        validation, inner, also_left_out = _open_tar(tar)
         if inner is not None:
             raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move one of them away")
-    return train, validation
+        left_out += also_left_out
+    return train, validation, left_out
 
 
-def _sum_left_out(*sets: ImageSet | None) -> Counter[str]:
-    return sum((Counter(each.left_out) for each in sets if each is not None), Counter())
+def _open_tar(tar: Path) -> _Opened:
+    files = files_in_tar(tar)
+    left_out = Counter(describe_suffix(path) for path, _ in files if not is_image_name(path.name))
+    return find_splits(str(tar), [file for file in files if is_image_name(file[0].name)], left_out)
 
 
-def _digits() -> ImageSet:
+def _find_validation_tar(train: Path) -> Path | None:
+    """Find the tar of the validation set in the folder of the training tar, by their names; None if there is none.
+
+    A tar with the name of a validation or test split has none. Raises InputError if there are several.
+    """
+    role, rest = parse_name(train.stem)
+    tars = sorted(tar for tar in train.parent.iterdir() if tar.suffix.lower() == ".tar" and not is_hidden(tar.name))
+    for wanted in (VALIDATION, TEST) if role in ("", TRAIN) else ():
+        found = [tar for tar in tars if parse_name(tar.stem) == (wanted, rest if role else ()) and tar.is_file()]
+        if len(found) > 1:
+            raise InputError(f"{train} must have one tar of validation images beside it, got {first_few(found)}")
+        if found:
+            return found[0]
+    return None
+
+
+def _digits() -> LabeledImages:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    images = ImageArray(pixels, digits.target.tolist(), "digits")
-    return ImageSet(images, tuple("0123456789"), "scikit-learn's digits")
+    return ImageArray(pixels, digits.target.tolist(), "digits", tuple("0123456789"))
 
 
-def _check_classes(train: ImageSet) -> None:
-    if not len(train.images):
+def _check_classes(train: LabeledImages) -> None:
+    if not len(train):
         raise InputError(f"{train.source} must have images, got none")
-    is_used = isinstance(train.images, ShardedImages)  # to find the classes that are used, all shards would be read
-    present = train.classes if is_used else [train.classes[label] for label in sorted(set(train.images.labels))]
+    is_sharded = isinstance(train, ShardedImages)  # to find the classes that are used, all shards would be read
+    present = train.classes if is_sharded else [train.classes[label] for label in sorted(set(train.labels))]
     if len(present) < 2:
         got = f"only '{present[0]}'" if present else "images without classes"
         raise InputError(f"{train.source} must have images of at least 2 classes, got {got}")
 
 
-def _divide(split: ImageSet, seed: int, **sizes: int) -> tuple[LabeledImages, LabeledImages]:
+def _divide(images: LabeledImages, source: str, seed: int, **sizes: int) -> tuple[LabeledImages, LabeledImages]:
     """Divide images at random, stratified by class, or whole shards. sizes: train_size or test_size of scikit-learn."""
     from sklearn.model_selection import train_test_split
 
-    images = split.images
     if isinstance(images, ShardedImages):
-        if (count := len(images.shard_sizes)) < 2:
-            raise InputError(f"{split.source} must have at least 2 shards to hold some out, got {count}")
+        if (count := len(images.shards)) < 2:
+            raise InputError(f"{source} must have at least 2 shards to hold some out, got {count}")
         first, second = train_test_split(range(count), random_state=seed, **sizes)
         return images.select_shards(sorted(first)), images.select_shards(sorted(second))
     labels = [int(label) for label in images.labels]
     for label, count in sorted(Counter(labels).items()):
         if count < 2:
-            name = split.classes[label]
-            raise InputError(f"{split.source} must have at least 2 images per class to be divided, got 1 of '{name}'")
-    first, second = map(sorted, train_test_split(range(len(labels)), random_state=seed, stratify=labels, **sizes))
-    return _select(images, first, labels), _select(images, second, labels)
+            name = images.classes[label]
+            raise InputError(f"{source} must have at least 2 images per class to be divided, got 1 of '{name}'")
+    parts = map(sorted, train_test_split(range(len(labels)), random_state=seed, stratify=labels, **sizes))
+    first, second = (
+        SelectedImages(images, part, [labels[index] for index in part], images.classes, images.source) for part in parts
+    )
+    return first, second
 
 
-def _select(images: LabeledImages, indices: Sequence[int], labels: Sequence[int]) -> SelectedImages:
-    return SelectedImages(images, indices, [labels[index] for index in indices])
-
-
-def _hold_out(split: ImageSet, fraction: float, seed: int) -> Splits:
-    images = split.images
+def _hold_out(
+    images: LabeledImages, source: str, fraction: float, seed: int
+) -> tuple[LabeledImages, LabeledImages, str]:
+    """Return images without those that are held out, the latter, and the source of the dataset with their number."""
     if isinstance(images, ShardedImages):
-        count, unit, smallest = len(images.shard_sizes), "shards", 1
+        count, unit, smallest = len(images.shards), "shards", 1
     else:
         count, unit, smallest = len(images), "images", len(set(images.labels))  # at least one per class in both sets
     num_held_out = min(max(math.ceil(fraction * count), smallest), count - smallest)
-    train, validation = _divide(split, seed, test_size=num_held_out)
-    source = f"{split.source}, {num_held_out} of {count} {unit} held out with seed {seed}"
-    return Splits(train, validation, split.classes, source, left_out=split.left_out, is_drawn=True)
+    train, held_out = _divide(images, source, seed, test_size=num_held_out)
+    return train, held_out, f"{source}, {num_held_out} of {count} {unit} held out with seed {seed}"
 
 
-def remap_labels(images: LabeledImages, classes: Sequence[str], target: Sequence[str], source: str) -> LabeledImages:
-    """Convert labels that index `classes` to labels that index `target`, by class name.
+def remap_labels(images: LabeledImages, classes: Sequence[str]) -> LabeledImages:
+    """Convert the labels of a set to those that index `classes`, by class name.
 
-    Raises InputError, which names `source`, if an image has a class that is not in `target`.
+    Raises InputError if an image has a class that is not in `classes`.
     """
-    if tuple(classes) == tuple(target):
+    if images.classes == tuple(classes):
         return images
-    indices = {nfc(name): index for index, name in enumerate(target)}
-    used = {classes[label] for label in images.labels}
-    unknown = sorted(name for name in used if nfc(name) not in indices)
-    if unknown:
+    indices = {nfc(name): index for index, name in enumerate(classes)}
+    names = [images.classes[label] for label in images.labels]
+    if unknown := sorted({name for name in names if nfc(name) not in indices}):
         raise InputError(
-            f"classes of {source} must be among the {len(target)} of training "
-            f"({first_few(map(repr, target))}), got {first_few(map(repr, unknown))}"
+            f"classes of {images.source} must be among the {len(classes)} of training "
+            f"({first_few(map(repr, classes))}), got {first_few(map(repr, unknown))}"
         )
-    labels = [indices[nfc(classes[label])] for label in images.labels]
-    return SelectedImages(images, range(len(images)), labels)
+    labels = [indices[nfc(name)] for name in names]
+    return SelectedImages(images, range(len(images)), labels, tuple(classes), images.source)

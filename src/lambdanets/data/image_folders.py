@@ -2,15 +2,16 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from lambdanets.data.image_search import describe_left_out
-from lambdanets.data.labeled_images import LabeledImages
+from lambdanets.data.labeled_images import ImageFiles
+from lambdanets.data.tars import TarMember
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
@@ -26,9 +27,6 @@ _WORD = re.compile(
     + f"|(?P<neutral>{_NEUTRAL}+)"
 )
 
-_Splits = tuple["_Folder", "_Folder | None"]  # for training and validation
-MakeImages = Callable[[list[Any], list[int]], LabeledImages]  # of images and their labels
-
 
 class Name(NamedTuple):
     """The words of a name. role: TRAIN, VALIDATION, TEST, or "". rest: words that say nothing about a split."""
@@ -38,21 +36,11 @@ class Name(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ImageSet:
-    """Images with class names. source: for messages. left_out: number of files that are not used, by reason."""
-
-    images: LabeledImages
-    classes: tuple[str, ...]
-    source: str
-    left_out: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class _Folder:
     """A folder with images in it or below. path: in the data set. files: the folders of each image, and the image."""
 
     path: tuple[str, ...]
-    files: list[tuple[tuple[str, ...], Any]]
+    files: list[tuple[tuple[str, ...], Path | TarMember]]
 
     @property
     def has_images(self) -> bool:
@@ -84,12 +72,12 @@ def parse_name(name: str) -> Name:
 
 
 def find_splits(
-    source: str, images: Iterable[tuple[PurePath, Any]], left_out: Counter[str], make_images: MakeImages
-) -> tuple[ImageSet, ImageSet | None]:
+    source: str, images: Iterable[tuple[PurePath, Path | TarMember]], left_out: Counter[str]
+) -> tuple[ImageFiles, ImageFiles | None, Counter[str]]:
     """Find the training and the validation set of a data set from the paths of its images.
 
     source: the data set, for messages. images: path in the data set, and image.
-    left_out: number of files that are left out already, by reason. make_images: called with images and their labels.
+    left_out: number of files that are left out already, by reason; those that are not used are added to the result.
 
     A folder that contains only one folder is skipped. Then its folders are splits (see `parse_name`) of class folders,
     or class folders with a folder for each split, or class folders with images anywhere in them. A training and a
@@ -104,13 +92,12 @@ def find_splits(
         got = "images outside class folders" if data.files else f"no images ({describe_left_out(left_out)})"
         raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
     unused = Counter[str]()
-    folders = _find_splits(root, source, unused) or _find_splits_in_classes(root, source, unused) or (root, None)
+    folders = _find_splits(root, source, unused) or _find_splits_in_classes(root, source, unused) or [root]
     _check_classes(folders[0], source)
-    train, validation = (None if folder is None else _make_set(folder, source, make_images) for folder in folders)
-    assert train is not None
-    num_used = len(train.images) + (0 if validation is None else len(validation.images))
-    outside = Counter({"outside class folders": len(data.files) - num_used - unused.total()})
-    return replace(train, left_out=left_out + unused + outside), validation
+    train, *validation = (_make_set(folder, source) for folder in folders)
+    outside = len(data.files) - sum(map(len, (train, *validation))) - unused.total()
+    left_out = left_out + unused + Counter({"outside class folders": outside})
+    return train, validation[0] if validation else None, left_out
 
 
 def _enter(folder: _Folder) -> _Folder:
@@ -133,8 +120,8 @@ def _split_names(folder: _Folder) -> list[dict[str, list[str]]]:
     return [dict(group) for group in groups.values() if TRAIN in group and len(group) > 1]
 
 
-def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
-    """Return the training and the validation split in a folder; None if it has no splits."""
+def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> list[_Folder]:
+    """Return the training and, if there is one, the validation split in a folder; none if it has no splits."""
     groups = _split_names(root)
     if len(groups) > 1:
         raise _ambiguous(root, source)
@@ -144,7 +131,7 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
             raise _ambiguous(root, source)
         if any(_enter(root.folders[name]).folders for name in root.folders if parse_name(name) == Name(TRAIN, ())):
             raise _ambiguous(root, source)
-        return None
+        return []
     entered = {name: _enter(root.folders[name]) for name in chain.from_iterable(groups[0].values())}
     trains = [name for name in groups[0][TRAIN] if len(entered[name].folders) > 1]
     classes = {name for train in trains for name in entered[train].folders}
@@ -156,16 +143,16 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> _Splits 
         raise _ambiguous(root, source)
     for name in root.folders.keys() - used:
         left_out[f"in {name}, which is not used"] += len(root.folders[name].files)
-    return entered[used[0]], entered[used[1]] if len(used) > 1 else None
+    return [entered[name] for name in used]
 
 
-def _find_splits_in_classes(root: _Folder, source: str, left_out: Counter[str]) -> _Splits | None:
-    """Return the splits if each class folder has folders for them; None if no class folder has."""
+def _find_splits_in_classes(root: _Folder, source: str, left_out: Counter[str]) -> list[_Folder]:
+    """Return the splits if each class folder has folders for them; none if no class folder has."""
     if not any(map(_split_names, root.folders.values())):
-        return None
+        return []
     for folder in root.folders.values():
         if folder.has_images or any(split.folders for split in folder.folders.values()):
-            return None
+            return []
     depth = len(root.path)
     by_split = [
         ((*folders[:depth], "*", folders[depth + 1], folders[depth]), image)
@@ -199,8 +186,8 @@ def _ambiguous(root: _Folder, source: str) -> InputError:
     )
 
 
-def _make_set(folder: _Folder, source: str, make_images: MakeImages) -> ImageSet:
-    classes = sorted(folder.folders)
+def _make_set(folder: _Folder, source: str) -> ImageFiles:
+    classes = tuple(sorted(folder.folders))
     labeled = [(image, label) for label, name in enumerate(classes) for _, image in folder.folders[name].files]
-    images = make_images([image for image, _ in labeled], [label for _, label in labeled])
-    return ImageSet(images, tuple(classes), "/".join((source, *folder.path)))
+    files, labels = [image for image, _ in labeled], [label for _, label in labeled]
+    return ImageFiles(files, labels, classes, "/".join((source, *folder.path)))

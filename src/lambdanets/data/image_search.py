@@ -123,12 +123,15 @@ def _find_matches(pattern: str, accepts: Callable[[str], bool]) -> FoundImages:
     if path.exists() and not path.is_dir():  # true also for named pipes, which are later reported as unreadable
         return FoundImages([path])
     is_output_folder = functools.cache(lambda folder: is_output({inside.name for inside in folder.iterdir()}))
+    real_path = functools.cache(os.path.realpath)
     num_fixed = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
     matches = [path] if path.is_dir() else sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute patterns
     for match in matches:
         if any(map(is_hidden, match.parts[num_fixed:])):
             continue
         folders = [each for each in (match, *match.parents) if len(each.parts) >= num_fixed and each.is_dir()]
+        if len(set(map(real_path, folders))) < len(folders):  # a symbolic link to a parent
+            continue
         output = next(filter(is_output_folder, reversed(folders)), None)
         if match.is_dir():
             below = list_images(match, accepts)

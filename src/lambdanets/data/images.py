@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
-from lambdanets.data.pixels import convert_image, to_image
+from lambdanets.data.pixels import convert_image, rotate, to_image
+from lambdanets.data.tars import TarMember
 from lambdanets.data.tiff import HEADERS as TIFF_HEADERS
 from lambdanets.data.tiff import read_tiff
 from lambdanets.errors import EXTRAS, InputError, one_line
@@ -94,8 +95,7 @@ def read_image(
                     orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
         if orientation == 1 or (orientation in _TRANSPOSED and image.size == known_size != image.size[::-1]):
             return image
-        image.getexif()[ExifTags.Base.Orientation] = orientation
-        return ImageOps.exif_transpose(image)
+        return rotate(image, orientation)
     except Exception as error:  # the decoders raise exceptions of many types for damaged files
         raise UnreadableImage(name, _describe_error(error, source)) from error
 
@@ -134,12 +134,16 @@ def _open(source: str | os.PathLike[str] | BinaryIO) -> contextlib.AbstractConte
     return open_regular(source) if isinstance(source, str | os.PathLike) else contextlib.nullcontext(source)
 
 
-def read_file(path: Path, start: int = 0, length: int = -1) -> bytes:
-    """Read a file, or `length` bytes of it from the offset `start`. Raises UnreadableImage."""
+def read_file(file: Path | TarMember) -> bytes:
+    """Read a file, which may be in a tar. Raises UnreadableImage.
+
+    A tar is opened for each image, because forked workers would share the position of an open file.
+    """
+    path, start, length = (file.tar, file.start, file.length) if isinstance(file, TarMember) else (file, 0, -1)
     try:
-        with open_regular(path) as file:
-            file.seek(start)
-            return file.read(length)
+        with open_regular(path) as opened:
+            opened.seek(start)
+            return opened.read(length)
     except OSError as error:
         raise UnreadableImage(str(path), _describe_error(error, path)) from error
 

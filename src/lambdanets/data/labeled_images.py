@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.images import read_file, read_image
+from lambdanets.data.tars import TarMember
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -21,10 +22,11 @@ _MODES = {1: "L", 3: "RGB"}
 class LabeledImages:
     """A set of images with class indices. A subclass has `labels`, and `file`, or `load` if the images are in no files.
 
-    labels: the class index of every image. source: the set, for the names of images that are in no files.
+    labels: the class index of every image. classes: the class names. source: the set, for messages.
     """
 
     labels: Sequence[int] | np.ndarray
+    classes: tuple[str, ...]
     source: str
 
     def __len__(self) -> int:
@@ -32,7 +34,12 @@ class LabeledImages:
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         """Decode an image (mode "L" or "RGB") and return it with its label. Raises UnreadableImage."""
-        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), int(self.labels[index])
+        label = self.label(index)
+        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), label
+
+    def label(self, index: int) -> int:
+        """Return the label of an image. Raises UnreadableImage."""
+        return int(self.labels[index])
 
     def file(self, index: int) -> tuple[bytes, str]:
         """Return the encoded bytes of an image and the suffix of their format. Raises UnreadableImage."""
@@ -47,25 +54,28 @@ class LabeledImages:
 
 @dataclass(frozen=True)
 class ImageFiles(LabeledImages):
-    """Images in files, one per file."""
+    """Images in files, which may be in a tar."""
 
-    paths: Sequence[Path]
+    files: Sequence[Path | TarMember]
     labels: Sequence[int]
+    classes: tuple[str, ...] = ()
+    source: str = ""
 
     def file(self, index: int) -> tuple[bytes, str]:
-        return read_file(self.paths[index]), self.paths[index].suffix.lower()
+        return read_file(self.files[index]), self.files[index].suffix.lower()
 
     def name(self, index: int) -> str:
-        return str(self.paths[index])
+        return str(self.files[index])
 
 
 @dataclass(frozen=True)
 class ImageArray(LabeledImages):
-    """Gray images in one array `pixels`, uint8 (n, height, width)."""
+    """Gray images in memory. pixels: uint8 (n, height, width), or n arrays (height, width)."""
 
-    pixels: np.ndarray
+    pixels: Sequence[np.ndarray] | np.ndarray
     labels: Sequence[int]
     source: str
+    classes: tuple[str, ...] = ()
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         return Image.fromarray(self.pixels[index]), self.labels[index]
@@ -78,6 +88,8 @@ class SelectedImages(LabeledImages):
     images: Any
     indices: Sequence[int]
     labels: Sequence[int]
+    classes: tuple[str, ...] = ()
+    source: str = ""
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         return self.images.load(self.indices[index])[0], self.labels[index]

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageOps
 from PIL.ExifTags import Base
 
 _GRAY_MODES = {"1", "L", "LA", "La"}
@@ -34,6 +34,12 @@ def convert_image(image: Image.Image, channel: int | None = None, stretch: bool 
     if channel is None and not stretch:
         return shallow
     return to_image(select_channel(np.asarray(shallow), channel), stretch)
+
+
+def rotate(image: Image.Image, orientation: int) -> Image.Image:
+    """Rotate and mirror an image as EXIF says; `convert_image` may drop the EXIF of an image."""
+    image.getexif()[Base.Orientation] = orientation
+    return ImageOps.exif_transpose(image)
 
 
 def _deep_pixels(image: Image.Image) -> np.ndarray | None:

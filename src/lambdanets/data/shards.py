@@ -1,9 +1,10 @@
 """Random access to images in WebDataset shards: tars that are listed in shards.json."""
 
-import contextlib
 import hashlib
 import importlib
-import io
+import itertools
+import math
+import operator
 import os
 import tarfile
 import time
@@ -11,16 +12,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
-from PIL import Image
 from pydantic import Field
 
-from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.image_search import image_suffixes
+from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.order import WINDOW
-from lambdanets.data.tars import TarSamples, split_name
+from lambdanets.data.tars import tar_members
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
@@ -31,13 +32,6 @@ UNLABELED = -1
 _RETRY_SECONDS = 300.0  # after which an unreadable shard is opened again
 _MAX_OPEN = 2 * WINDOW  # shards; two windows, because workers do not finish a window at the same time
 _Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into int64
-
-
-class _Unreadable(NamedTuple):
-    """Stands for a shard that could not be opened. retry_at: when it is opened again, in monotonic seconds."""
-
-    reason: str
-    retry_at: float
 
 
 @dataclass(frozen=True)
@@ -97,19 +91,15 @@ class Store:
         return file
 
 
-def open_store(location: str) -> Store:
-    """Return the store of a folder or URL."""
-    return importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else Store(location)
-
-
-def read_list(store: Store) -> ShardList:
-    """Read shards.json. Raises InputError if it cannot be read, or is invalid."""
+def open_store(location: str) -> tuple[Store, ShardList]:
+    """Open a folder or URL, and read its shards.json. Raises InputError if it cannot be read, or is invalid."""
+    store = importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else Store(location)
     path = store.path(SHARD_LIST)
     try:
         content = store.read_list()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {_reason(error)}") from error
-    return parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
+    return store, parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
 
 
 def is_url(location: str) -> bool:
@@ -118,22 +108,67 @@ def is_url(location: str) -> bool:
     return bool(separator) and scheme.replace("+", "").isalnum()
 
 
-def is_sharded(data: str) -> bool:
-    """Whether `data` is a folder with shards.json, or a URL."""
-    with contextlib.suppress(OSError):  # such as a name that is too long
-        return is_url(data) or (bool(data) and Path(data, SHARD_LIST).is_file())
-    return False
+def open_shards(location: str) -> dict[str, "ShardedImages"]:
+    """Return the splits ("train", and "validation" if there is one) of shards in a folder or at a URL.
 
-
-def open_shards(location: str) -> tuple[dict[str, "ShardedImages"], tuple[str, ...]]:
-    """Return the splits ("train", and "validation" if there is one) and the class names of shards.
-
-    location: a folder or a URL. Only shards.json is read. Raises InputError if there is no shards.json.
+    Only shards.json is read. Raises InputError if there is none, or it is invalid.
     """
-    store = open_store(location)
-    content = read_list(store)
-    splits = {name: ShardedImages(store, shards, content.classes) for name, shards in content.splits.items()}
-    return splits, content.classes
+    store, content = open_store(location)
+    return {
+        split: ShardedImages(store, shards, content.classes, f"the {split} shards of '{location}'")
+        for split, shards in content.splits.items()
+    }
+
+
+class TarSamples:
+    """The images of an open WebDataset tar: their `names`, and their `classes` from .cls members, b"" if missing.
+
+    Consecutive members with the same path up to the first dot of the file name are one sample, of which the first image
+    is used. path: of the tar, for messages. Raises tarfile.TarError for an incomplete or invalid tar.
+    """
+
+    def __init__(self, path: str, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        self.names: list[str] = []
+        self.classes: list[bytes] = []
+        spans: list[tuple[int, int]] = []
+        members = ((*_split_name(member.name), member) for member in tar_members(file))
+        for _, sample in itertools.groupby(filter(operator.itemgetter(0), members), operator.itemgetter(0)):
+            image, label = None, b""
+            for _, suffix, member in sample:
+                if suffix == "cls":
+                    file.seek(member.offset_data)
+                    label = file.read(member.size)
+                elif image is None and f".{suffix}" in image_suffixes():
+                    image = member
+            if image is not None:
+                self.names.append(image.name)
+                self.classes.append(label)
+                spans.append((image.offset_data, image.size))
+        self._spans = np.array(spans, np.int64).reshape(-1, 2)
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def name(self, position: int) -> str:
+        return f"{self._path}/{self.names[position]}"
+
+    def image(self, position: int) -> bytes:
+        start, length = self._spans[position].tolist()
+        if hasattr(os, "pread"):  # forked workers share the position of the file
+            return os.pread(self._file.fileno(), length, start)
+        self._file.seek(start)  # on Windows, where no process is forked
+        return self._file.read(length)
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    """Split a member name at the first dot of the file name into the key and the lower-case suffix.
+
+    Both are empty for hidden files and files without a dot, which do not belong to a sample.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, dot, suffix = base.partition(".")
+    return (f"{folder}{slash}{stem}", suffix.lower()) if stem and dot else ("", "")
 
 
 class ShardedImages(LabeledImages):
@@ -144,13 +179,12 @@ class ShardedImages(LabeledImages):
     names, all images have the label UNLABELED.
     """
 
-    def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...]) -> None:
-        self.classes = classes
-        self._store = store
-        self._shards = tuple(shards)
+    def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...], source: str) -> None:
+        self.classes, self.source = classes, source
+        self._store, self.shards = store, tuple(shards)
         self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
-        # open shards, or the reasons why they are unreadable; the least recently used first
-        self._open_shards: OrderedDict[int, TarSamples | _Unreadable] = OrderedDict()
+        # open shards, or the reasons why they are unreadable, and when they expire; the least recently used first
+        self._open_shards: OrderedDict[int, tuple[TarSamples | str, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -158,29 +192,31 @@ class ShardedImages(LabeledImages):
     @property
     def shard_sizes(self) -> list[int]:
         """The number of images in each shard."""
-        return [shard.images for shard in self._shards]
-
-    @property
-    def shard_names(self) -> list[str]:
-        """The file name of each shard."""
-        return [shard.name for shard in self._shards]
+        return [shard.images for shard in self.shards]
 
     @property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # not an attribute: read on demand
         """The label of each image, int64 (n,). Reads all shards at each access. Raises UnreadableImage."""
-        if not self.classes:
-            return np.full(len(self), UNLABELED)
-        return np.array([self._label(*self._find(index)) for index in range(len(self))], np.int64)
+        return np.array([self.label(index) for index in range(len(self))], np.int64)
 
     @property
     def fingerprint(self) -> str:
         """A hash of the content and order of the shards, from shards.json."""
-        lines = "".join(f"{shard.images} {shard.sha256}\n" for shard in self._shards)
+        lines = "".join(f"{shard.images} {shard.sha256}\n" for shard in self.shards)
         return hashlib.sha256(f"{self.classes!r}\n{lines}".encode()).hexdigest()
 
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        label = self._label(*self._find(index)) if self.classes else UNLABELED
-        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), label
+    def label(self, index: int) -> int:
+        if not self.classes:
+            return UNLABELED
+        shard, position = self._find(index)
+        content = shard.classes[position]
+        if not content:
+            raise UnreadableImage(shard.name(position), "it has no class (.cls)")
+        label = parse_class(content)
+        if label is None or label >= len(self.classes):
+            expected = f"its class must be a number below {len(self.classes)}"
+            raise UnreadableImage(shard.name(position), f"{expected}, got {content[:20]!r}")
+        return label
 
     def file(self, index: int) -> tuple[bytes, str]:
         shard, position = self._find(index)
@@ -197,15 +233,15 @@ class ShardedImages(LabeledImages):
     def key(self, index: int) -> str:
         """Return the WebDataset key of an image. Raises UnreadableImage for an unreadable shard."""
         shard, position = self._find(index)
-        return split_name(shard.names[position])[0]
+        return _split_name(shard.names[position])[0]
 
     def select_shards(self, numbers: Sequence[int]) -> "ShardedImages":
         """Return the images of the shards with these numbers."""
-        return ShardedImages(self._store, [self._shards[number] for number in numbers], self.classes)
+        return ShardedImages(self._store, [self.shards[number] for number in numbers], self.classes, self.source)
 
     def without_labels(self) -> "ShardedImages":
         """Return the same images with the label UNLABELED, so that labels are not read."""
-        return ShardedImages(self._store, self._shards, ())
+        return ShardedImages(self._store, self.shards, (), self.source)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open_shards": OrderedDict()}
@@ -214,36 +250,28 @@ class ShardedImages(LabeledImages):
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = int(np.searchsorted(self._ends, index, side="right"))
-        position = int(index - self._ends[number] + self._shards[number].images)
+        position = int(index - self._ends[number] + self.shards[number].images)
         return self._open(number, position), position
 
     def _open(self, number: int, position: int) -> TarSamples:
         """Open a shard. position: of the image, for the error."""
-        shard = self._shards[number]
+        shard = self.shards[number]
         path = self._store.path(shard.name)
-        samples = self._open_shards.get(number)
-        if samples is None or (isinstance(samples, _Unreadable) and time.monotonic() >= samples.retry_at):
+        samples, expires = self._open_shards.get(number, ("", 0.0))
+        if time.monotonic() >= expires:
             try:
-                self._open_shards[number] = TarSamples(path, self._store.open(shard), shard.images)
+                samples, expires = TarSamples(path, self._store.open(shard)), math.inf
+                if (count := len(samples.names)) != shard.images:
+                    raise OSError(f"it has {count} images, not {shard.images} as in {SHARD_LIST}")
             except (tarfile.TarError, OSError) as error:
-                self._open_shards[number] = _Unreadable(_reason(error), time.monotonic() + _RETRY_SECONDS)
+                samples, expires = _reason(error), time.monotonic() + _RETRY_SECONDS
+            self._open_shards[number] = samples, expires
             if len(self._open_shards) > _MAX_OPEN:
                 self._open_shards.popitem(last=False)
         self._open_shards.move_to_end(number)
-        samples = self._open_shards[number]
-        if isinstance(samples, _Unreadable):
-            raise UnreadableImage(f"{path}, image {position}", samples.reason)
+        if isinstance(samples, str):
+            raise UnreadableImage(f"{path}, image {position}", samples)
         return samples
-
-    def _label(self, shard: TarSamples, position: int) -> int:
-        content = shard.classes[position]
-        if not content:
-            raise UnreadableImage(shard.name(position), "it has no class (.cls)")
-        label = parse_class(content)
-        if label is None or label >= len(self.classes):
-            expected = f"its class must be a number below {len(self.classes)}"
-            raise UnreadableImage(shard.name(position), f"{expected}, got {content[:20]!r}")
-        return label
 
 
 def parse_class(content: bytes) -> int | None:

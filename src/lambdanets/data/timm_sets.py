@@ -13,7 +13,7 @@ from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.pixels import convert_image
 from lambdanets.errors import InputError, one_line
 
-_PREFIXES = ("torch", "hfds")  # timm's other sets have no random access
+_PREFIXES = ("torch/", "hfds/")  # timm's other sets have no random access
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class IndexedImages(LabeledImages):
 
     items: Any
     labels: Sequence[int]
+    classes: tuple[str, ...]
     source: str
 
     def load(self, index: int) -> tuple[Image.Image, int]:
@@ -40,31 +41,30 @@ class IndexedImages(LabeledImages):
 
 def is_timm_name(data: str) -> bool:
     """Whether `data` begins with one of timm's dataset prefixes and a slash, ignoring case."""
-    prefix, slash, _ = data.partition("/")
-    return bool(slash) and prefix.lower() in _PREFIXES
+    return data.lower().startswith(_PREFIXES)
 
 
-def open_timm_dataset(data: str, root: str | None) -> list[tuple[LabeledImages, tuple[str, ...]]]:
-    """Open the train and validation splits of a dataset, each with its class names.
+def open_timm_dataset(data: str, root: str | None) -> tuple[LabeledImages, LabeledImages]:
+    """Open the train and validation splits of a dataset.
 
     root: the folder of the dataset. "torch/" datasets are not downloaded.
 
     If there is no split "validation", "test" is used. Raises InputError, which includes the reason, if timm fails.
     """
-    prefix = data.partition("/")[0]
-    if prefix.lower() == "torch" and root is None:
+    if data.lower().startswith("torch/") and root is None:
         raise InputError(f"data_root must be the folder that contains '{data}', got None")
+    if data.lower() in ("torch/folder", "torch/image_folder"):  # without splits, timm would open all images as both
+        raise InputError(f"data must be the folder itself, '{root}', got '{data}'")
     train = _open_split(data, root, "train")
     try:
-        return [train, _open_split(data, root, "validation")]
-    except InputError as error:
-        try:
-            return [train, _open_split(data, root, "test")]
-        except InputError:
-            raise error from None
+        return train, _open_split(data, root, "validation")
+    except InputError:
+        with contextlib.suppress(InputError):
+            return train, _open_split(data, root, "test")
+        raise
 
 
-def _open_split(data: str, root: str | None, split: str) -> tuple[LabeledImages, tuple[str, ...]]:
+def _open_split(data: str, root: str | None, split: str) -> LabeledImages:
     import timm.data
 
     printed = io.StringIO()
@@ -88,5 +88,4 @@ def _open_split(data: str, root: str | None, split: str) -> tuple[LabeledImages,
         reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
         raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {reason}") from error
     indices = range(max([-1, *names, *labels]) + 1)
-    images = IndexedImages(items, labels, f"{data}/{split}")
-    return images, tuple(names.get(index, str(index)) for index in indices)
+    return IndexedImages(items, labels, tuple(names.get(index, str(index)) for index in indices), f"{data}/{split}")

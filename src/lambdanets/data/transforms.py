@@ -33,11 +33,9 @@ class Preprocessing:
     """Interpolation for resizing images."""
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (1, self.channels):
-                raise InputError(
-                    f"{name} must be one number or one for each of {self.channels} channels, got {getattr(self, name)}"
-                )
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, self.channels):
+                raise InputError(f"{name} must be one number or one for each of {self.channels} channels, got {values}")
 
     @property
     def mode(self) -> str:

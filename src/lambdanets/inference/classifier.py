@@ -14,15 +14,8 @@ from pydantic import PositiveInt
 from torch import Tensor, nn
 
 from lambdanets.data.batches import Batch
-from lambdanets.data.datasets import (
-    ImageSet,
-    LabeledImages,
-    Splits,
-    open_evaluation_images,
-    open_splits,
-    remap_labels,
-)
-from lambdanets.data.labeled_images import ImageBatches
+from lambdanets.data.datasets import Splits, open_evaluation_images, open_splits, remap_labels
+from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ClassifierCard
@@ -193,11 +186,10 @@ class Classifier(Predictor):
             if not known:
                 raise InputError("data must be given for a model whose card names no dataset, got none")
             splits = open_splits_of(self.card, known, data_root)
-            found = ImageSet(splits.validation, splits.classes, splits.source, splits.left_out)
+            images, source, left_out = splits.validation, splits.source, splits.left_out
         else:
-            found = open_evaluation_images(data, data_root)
-        images = remap_labels(found.images, found.classes, self.classes, found.source)
-        return ClassificationEvaluator(self, images, found.source, found.left_out)
+            images, source, left_out = open_evaluation_images(data, data_root)
+        return ClassificationEvaluator(self, remap_labels(images, self.classes), source, left_out)
 
     def write(
         self, prediction: Prediction, image: Image, path: Path, number: int, out: Path, options: ClassifierOptions

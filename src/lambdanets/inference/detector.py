@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor

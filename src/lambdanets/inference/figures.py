@@ -14,7 +14,7 @@ from torchvision.transforms.functional import to_pil_image
 from torchvision.utils import draw_bounding_boxes
 
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import BACKGROUND, IGNORED
+from lambdanets.data.coco.images import BACKGROUND, IGNORED
 from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
-from PIL import ImageOps
+from PIL.ExifTags import Base
 from PIL.Image import Image
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torchvision.transforms.functional import to_pil_image
 
 from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.pixels import convert_image
+from lambdanets.data.pixels import convert_image, rotate
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
@@ -216,7 +216,8 @@ def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
             if image.dtype not in (np.uint8, torch.uint8):
                 raise InputError(f"its dtype must be uint8, or floating point of a tensor, got {image.dtype}")
             image = to_pil_image(image)
-        return ImageOps.exif_transpose(convert_image(image, channel, stretch))
+        converted = convert_image(image, channel, stretch)  # before EXIF is read, which may decode PNG to 8 bits
+        return rotate(converted, image.getexif().get(Base.Orientation, 1))
     except Exception as error:  # Pillow decodes files lazily
         raise UnreadableImage(name, one_line(error)) from error
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lambdanets.data.coco.loader import IGNORED
+from lambdanets.data.coco.images import IGNORED
 from lambdanets.errors import explain_missing_extras
 from lambdanets.inference.evaluator import format_score
 from lambdanets.terminal import text_table

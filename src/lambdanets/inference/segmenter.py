@@ -12,7 +12,7 @@ from torchvision.transforms.v2.functional import normalize
 
 from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import image_to_tensor, make_semantic_mask
+from lambdanets.data.coco.images import image_to_tensor, make_semantic_mask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
 from lambdanets.inference.model_card import SegmenterCard

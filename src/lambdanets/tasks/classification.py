@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
 from lambdanets.data.batches import Batch
-from lambdanets.data.datasets import hold_out, open_splits, subset
+from lambdanets.data.datasets import open_splits
 from lambdanets.data.labeled_images import ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.transforms import Preprocessing, center_square, normalize
@@ -37,9 +37,13 @@ class ClassificationTask(Task):
     def __init__(self, recipe: ClassificationRecipe) -> None:
         super().__init__(recipe)
         splits = open_splits(
-            recipe.data, root=recipe.data_root, validation_share=recipe.validation_share, seed=recipe.seed
+            recipe.data,
+            root=recipe.data_root,
+            validation_share=recipe.validation_share,
+            seed=recipe.seed,
+            hold_out=recipe.hold_out,
+            training_images=recipe.training_images,
         )
-        splits = subset(hold_out(splits, recipe.hold_out, recipe.seed), recipe.training_images, recipe.seed)
         self.training, self.validation, self.test = splits.train, splits.validation, splits.test
         self.classes, self.source, self.left_out = splits.classes, splits.source, splits.left_out
         self.fingerprint, self.held_out, self.patience = splits.fingerprint, splits.held_out, recipe.patience

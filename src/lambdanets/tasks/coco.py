@@ -12,12 +12,11 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.data.coco.loader import Target
+from lambdanets.data.coco.images import AnnotatedImages, Target, open_annotated
 from lambdanets.data.coco.scattered_digits import open_digits
-from lambdanets.data.coco.sets import open_validation
 from lambdanets.data.order import BatchSlice, permutation
 from lambdanets.errors import InputError
+from lambdanets.inference.coco_predictor import open_validation
 from lambdanets.tasks.recipes import CocoRecipe
 from lambdanets.training.task import Task
 

@@ -18,7 +18,7 @@ from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import Target, image_to_tensor
+from lambdanets.data.coco.images import Target, image_to_tensor
 from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.inference.coco_scores import METRICS
 from lambdanets.inference.detector import Detector

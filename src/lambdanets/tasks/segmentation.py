@@ -12,7 +12,7 @@ from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.loader import IGNORED, SEMANTIC_MASK, Target, image_to_tensor, make_semantic_mask
+from lambdanets.data.coco.images import IGNORED, SEMANTIC_MASK, Target, image_to_tensor, make_semantic_mask
 from lambdanets.errors import InputError
 from lambdanets.inference.segmentation_scores import SCORES
 from lambdanets.tasks.coco import CocoTask

@@ -13,9 +13,9 @@ from PIL import Image
 
 from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
-from lambdanets.data.coco.sets import open_with_categories
 from lambdanets.data.images import UnreadableImage
 from lambdanets.errors import InputError
+from lambdanets.inference.coco_predictor import open_with_categories
 
 FILES = {"1.png": png(value=10), "2.png": png(value=20)}
 both_sources = pytest.mark.parametrize("write_images", [write_folder, write_tar])

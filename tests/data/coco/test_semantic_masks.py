@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Object
-from lambdanets.data.coco.loader import IGNORED, make_semantic_mask
+from lambdanets.data.coco.images import IGNORED, make_semantic_mask
 from lambdanets.data.coco.segmentations import encode_rle
 
 HEIGHT, WIDTH = 6, 8

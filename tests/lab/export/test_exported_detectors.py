@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lambdanets as ln
-from lambdanets.data.coco.loader import image_to_tensor
+from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import read_image
 from lambdanets.errors import InputError

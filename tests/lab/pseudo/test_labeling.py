@@ -37,7 +37,7 @@ def test_labels_are_the_teachers_most_probable_classes(teacher, shards, tmp_path
     assert open_labels(tmp_path / "out").classes == CLASSES
     classifier = load(teacher)
     transform = classifier.card.preprocessing.transform()
-    images = open_shards(str(shards))[0]["train"]
+    images = open_shards(str(shards))["train"]
     index = 0
     for name in SHARDS:
         for row in read_table(tmp_path / f"out/{name}.parquet").to_pylist():
@@ -100,4 +100,4 @@ def test_labeling_skips_and_lists_unreadable_images(teacher, shards, tmp_path):
     assert result.unreadable[0].startswith(f"{damaged_shard}/")
     table = read_table(tmp_path / "out/train-00002.parquet")
     assert table["position"].to_pylist() == [1]
-    assert table["key"].to_pylist() == [open_shards(str(shards))[0]["train"].key(5)]
+    assert table["key"].to_pylist() == [open_shards(str(shards))["train"].key(5)]

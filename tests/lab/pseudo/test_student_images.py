@@ -30,7 +30,7 @@ def read_rows(selection):
 
 def test_images_are_joined_with_their_rows(shards, selection):
     images = open_images(shards, selection, soft=False)
-    shard_images = open_shards(str(shards))[0]["train"]
+    shard_images = open_shards(str(shards))["train"]
     assert len(images) == len(shard_images) == 16
     assert images.shard_sizes == shard_images.shard_sizes
     for number, row in enumerate(read_rows(selection)):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from lambdanets.cli import main
-from lambdanets.data.datasets import open_splits, subset
+from lambdanets.data.datasets import open_splits
 from lambdanets.errors import InputError
 from lambdanets.recipes import digits
 from lambdanets.training import run
@@ -23,7 +23,7 @@ DIGITS = tuple("0123456789")
 def data(tmp_path_factory):
     """A folder with `shards` (30 training digits and some validation digits) and `student/selection`."""
     folder = tmp_path_factory.mktemp("digits")
-    splits = subset(open_splits("digits", validation_share=0.01), 30, 0)
+    splits = open_splits("digits", validation_share=0.01, training_images=30)
     write_shards(splits, folder / "shards", images_per_shard=5)
     write_selection(folder / "shards", folder / "student", classes=DIGITS, top=3, per_class=12)
     return folder
@@ -72,7 +72,7 @@ def test_student_training_with_commands_from_shards_to_evaluation(data, tmp_path
         return capsys.readouterr().out
 
     options = ("--image-size", 8, "--epochs", 1, "--batch-size", 8)
-    splits = subset(open_splits("digits", validation_share=0.01), 30, 0)
+    splits = open_splits("digits", validation_share=0.01, training_images=30)
     for number, label in enumerate(splits.train.labels):
         folder = tmp_path / "images" / str(label)
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.ops import nms
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.loader import load_image
+from lambdanets.data.coco.images import load_image
 from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.inference.coco_scores import METRICS
 from lambdanets.inference.detections import Detections

@@ -1,6 +1,5 @@
 """Images with many objects: memory is not proportional to objects times pixels."""
 
-import io
 import json
 import random
 import resource
@@ -16,7 +15,8 @@ from torch import nn
 
 from data.coco import coco_files
 from lambdanets.data.coco.annotations import parse_annotations
-from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
+from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.labeled_images import ImageArray
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
@@ -34,13 +34,12 @@ def square(number):
 
 def annotated_squares():
     """Return a gray image with annotated squares of 4 x 4 pixels in a grid."""
-    file = io.BytesIO()
-    Image.new("L", (WIDTH, HEIGHT), 90).save(file, "PNG")
+    pixels = np.full((1, HEIGHT, WIDTH), 90, np.uint8)
     images = [coco_files.image(1, height=HEIGHT, width=WIDTH)]
     content = coco_files.content(*map(square, range(NUM_OBJECTS)), images=images)
     content["categories"] = [{"id": 7, "name": "square"}]  # of one class, only outlines are drawn
     annotations = parse_annotations(json.dumps(content).encode(), Path("here"))
-    return AnnotatedImages(annotations, InMemoryFiles([file.getvalue()], ["1.png"], "memory"), "")
+    return AnnotatedImages(annotations, ImageArray(pixels, [0], "memory"), "")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Object
-from lambdanets.data.coco.loader import IGNORED
+from lambdanets.data.coco.images import IGNORED
 from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.data.order import BatchSlice
 from lambdanets.tasks.recipes import SegmentationRecipe

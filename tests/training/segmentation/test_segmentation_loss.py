@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lambdanets.data.coco.loader import IGNORED
+from lambdanets.data.coco.images import IGNORED
 from lambdanets.tasks.segmentation import cross_entropy_and_dice
 
 

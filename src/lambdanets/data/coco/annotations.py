@@ -3,26 +3,19 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveInt
 
-from lambdanets.data.coco.segmentations import (
-    NO_MASK,
-    AnnotationError,
-    box_and_area,
-    pack_polygons,
-    to_rle,
-)
+from lambdanets.data.coco.segmentations import NO_MASK, AnnotationError, box_and_area, pack_polygons, to_rle
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import encode_utf8, open_regular
 from lambdanets.records import adapter, reraise_as_input_error
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
-Name = Annotated[str, Field(min_length=1)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _MAX_DIFFERENCE = 2  # pixels, from rounding and tracing, between the sides of a box and of its mask
 _UNKNOWN_IMAGE = "annotations dropped: no image has their image_id"
@@ -35,7 +28,7 @@ class Category:
     """A COCO category: its id in the file and its name."""
 
     id: int
-    name: Name
+    name: Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +109,24 @@ class Annotations:
         The ids are those of the file. Boxes are clipped to the image, and masks are RLEs. Crowd regions are included.
         """
         chosen = self.images if indices is None else [self.images[index] for index in indices]
-        return {
-            "images": [
-                {"id": image.id, "file_name": image.name, "height": image.height, "width": image.width}
-                for image in chosen
-            ],
-            "annotations": [self._object_to_coco(obj, image) for image in chosen for obj in image.objects],
-            "categories": [{"id": category.id, "name": category.name} for category in self.categories],
-        }
-
-    def _object_to_coco(self, obj: Object, image: AnnotatedImage) -> dict[str, Any]:
-        left, top, right, bottom = obj.box
-        return {
-            "id": obj.id,
-            "image_id": image.id,
-            "category_id": self.categories[obj.category].id,
-            "bbox": [left, top, right - left, bottom - top],
-            "area": obj.area,
-            "iscrowd": int(obj.crowd),
-            "segmentation": {"size": [image.height, image.width], "counts": obj.segmentation},
-        }
+        images = [
+            {"id": image.id, "file_name": image.name, "height": image.height, "width": image.width} for image in chosen
+        ]
+        annotations = [
+            {
+                "id": obj.id,
+                "image_id": image.id,
+                "category_id": self.categories[obj.category].id,
+                "bbox": [left, top, right - left, bottom - top],
+                "area": obj.area,
+                "iscrowd": int(obj.crowd),
+                "segmentation": {"size": [image.height, image.width], "counts": obj.segmentation},
+            }
+            for image in chosen
+            for obj in image.objects
+            for left, top, right, bottom in [obj.box]
+        ]
+        return {"images": images, "annotations": annotations, "categories": [asdict(each) for each in self.categories]}
 
 
 @dataclass(slots=True)
@@ -188,42 +179,29 @@ def parse_annotations(encoded: bytes, path: Path) -> Annotations:
         counts = Counter(getattr(entry, key) for entry in getattr(content, section))
         if duplicates := [value for value, count in counts.items() if count > 1]:
             raise InputError(f"'{path}' must have {section} with different {key}, got several {first_few(duplicates)}")
-    categories = tuple(sorted(content.categories, key=lambda category: category.id))
-    sizes = {image.id: (image.height, image.width) for image in content.images}
-    objects, problems = _read_objects(content.annotations, [category.id for category in categories], sizes, path)
-    images = sorted(content.images, key=lambda image: image.id)
-    with_objects = (replace(image, objects=tuple(objects[image.id])) for image in images)
-    return Annotations(categories, tuple(with_objects), problems)
-
-
-def _read_objects(
-    entries: Sequence[_Entry], category_ids: Sequence[int], sizes: Mapping[int, tuple[int, int]], path: Path
-) -> tuple[dict[int, list[Object]], AnnotationProblems]:
-    """Return the valid objects by image id, and the ids of the annotations that were dropped or repaired.
-
-    category_ids: in order. sizes: height and width by image id.
-    """
+    categories = sorted(content.categories, key=lambda category: category.id)
+    indices = {category.id: index for index, category in enumerate(categories)}
+    images = {image.id: image for image in sorted(content.images, key=lambda image: image.id)}
+    _check_not_shifted("category_id", {entry.category_id for entry in content.annotations}, indices.keys(), path)
+    _check_not_shifted("image_id", {entry.image_id for entry in content.annotations}, images.keys(), path)
+    objects: dict[int, list[Object]] = {image_id: [] for image_id in images}
     problems = AnnotationProblems()
-    categories = {category_id: index for index, category_id in enumerate(category_ids)}
-    _check_not_shifted("category_id", {entry.category_id for entry in entries}, categories.keys(), path)
-    _check_not_shifted("image_id", {entry.image_id for entry in entries}, sizes.keys(), path)
-    objects: dict[int, list[Object]] = {image_id: [] for image_id in sizes}
-    for entry in entries:
+    for entry in content.annotations:
         try:
-            obj, is_repaired = _read_object(entry, categories, sizes)
+            obj, problem = _read_object(entry, indices, images)
+            objects[entry.image_id].append(obj)
         except AnnotationError as error:
-            problems.setdefault(str(error), []).append(entry.id)
-            continue
-        objects[entry.image_id].append(obj)
-        if is_repaired:
-            problems.setdefault(_BOX, []).append(entry.id)
-    dropped = problems.left_out["annotations"]
-    if 2 * dropped > len(entries):  # the file is not what it seems to be
+            problem = str(error)
+        if problem:
+            problems.setdefault(problem, []).append(entry.id)
+    dropped, total = problems.left_out["annotations"], len(content.annotations)
+    if 2 * dropped > total:  # the file is not what it seems to be
         raise InputError(
-            f"'{path}' must have mostly valid annotations, got {dropped} of {len(entries)} that cannot be used: "
+            f"'{path}' must have mostly valid annotations, got {dropped} of {total} that cannot be used: "
             f"{'; '.join(problems.lines())}; repair them, or remove them from the file"
         )
-    return objects, problems
+    with_objects = (replace(image, objects=tuple(objects[image_id])) for image_id, image in images.items())
+    return Annotations(tuple(categories), tuple(with_objects), problems)
 
 
 def _check_not_shifted(key: str, used: Set[int], known: Set[int], path: Path) -> None:
@@ -240,33 +218,31 @@ def _check_not_shifted(key: str, used: Set[int], known: Set[int], path: Path) ->
 
 
 def _read_object(
-    entry: _Entry, categories: Mapping[int, int], sizes: Mapping[int, tuple[int, int]]
-) -> tuple[Object, bool]:
-    """Return an object, and whether its box was replaced. Raises AnnotationError."""
-    if entry.image_id not in sizes:
+    entry: _Entry, categories: Mapping[int, int], images: Mapping[int, AnnotatedImage]
+) -> tuple[Object, str]:
+    """Return an object, and the problem of its box, or "". Raises AnnotationError."""
+    if entry.image_id not in images:
         raise AnnotationError(_UNKNOWN_IMAGE)
     if entry.category_id not in categories:
         raise AnnotationError(_UNKNOWN_CATEGORY)
-    height, width = sizes[entry.image_id]
+    height, width = images[entry.image_id].height, images[entry.image_id].width
     segmentation = to_rle(entry.segmentation, height, width)
     mask, mask_area = box_and_area(segmentation, height, width)
     if not mask_area:
         raise AnnotationError(NO_MASK)
     left, top, box_width, box_height = entry.bbox
     box = max(left, 0.0), max(top, 0.0), min(left + box_width, float(width)), min(top + box_height, float(height))
-    agrees = _agree(box, mask)
+    box, problem = (box, "") if _agree(box, mask) else (mask, _BOX)
     area = entry.area if entry.area and entry.area > 0 else mask_area
-    category = categories[entry.category_id]
-    return Object(entry.id, category, box if agrees else mask, area, entry.iscrowd, segmentation), not agrees
+    return Object(entry.id, categories[entry.category_id], box, area, entry.iscrowd, segmentation), problem
 
 
 def _agree(box: Box, mask: Box) -> bool:
     """Whether two boxes have an IoU of at least a half, or differ by at most 2 pixels."""
-    box_width, box_height = box[2] - box[0], box[3] - box[1]
-    if box_width <= 0 or box_height <= 0:
+    width, height = box[2] - box[0], box[3] - box[1]
+    if width <= 0 or height <= 0:
         return False
-    width, height = min(box[2], mask[2]) - max(box[0], mask[0]), min(box[3], mask[3]) - max(box[1], mask[1])
-    areas = box_width * box_height + (mask[2] - mask[0]) * (mask[3] - mask[1])
-    if width > 0 and height > 0 and 3 * width * height >= areas:
-        return True
-    return max(abs(side - mask_side) for side, mask_side in zip(box, mask, strict=True)) <= _MAX_DIFFERENCE
+    shared = max(min(box[2], mask[2]) - max(box[0], mask[0]), 0) * max(min(box[3], mask[3]) - max(box[1], mask[1]), 0)
+    areas = width * height + (mask[2] - mask[0]) * (mask[3] - mask[1])
+    difference = max(abs(side - mask_side) for side, mask_side in zip(box, mask, strict=True))
+    return 3 * shared >= areas or difference <= _MAX_DIFFERENCE

@@ -1,50 +1,44 @@
-"""Annotated images: a COCO file with its images in a folder or a tar."""
+"""Annotated images: a COCO file with its images in a folder or a tar; and the images and targets of batches.
+
+Images of batches are float32 (3, H, W) in [0, 1], of different sizes. In training, a target is a dict: for detection of
+boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, and masks (n, H, W) uint8, for segmentation of the semantic
+mask (H, W) uint8. In evaluation it is empty.
+"""
 
 import io
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from PIL import Image
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.coco.annotations import (
-    AnnotatedImage,
-    AnnotationProblems,
-    Annotations,
-    read_annotations,
-)
+from lambdanets.data.coco.annotations import AnnotatedImage, AnnotationProblems, Annotations, read_annotations
+from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.data.image_search import list_images
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles, SelectedImages
-from lambdanets.data.tars import TarImages, files_in_tar
+from lambdanets.data.tars import TarMember, files_in_tar
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
-
-@dataclass(frozen=True)
-class InMemoryFiles:
-    """Encoded images in memory. source: name of the set in messages."""
-
-    contents: Sequence[bytes]
-    names: Sequence[str]
-    source: str
-
-    def file(self, index: int) -> tuple[bytes, str]:
-        return self.contents[index], PurePosixPath(self.names[index]).suffix
-
-    def name(self, index: int) -> str:
-        return f"{self.source}/{self.names[index]}"
+Target = dict[str, Tensor]
+BACKGROUND = 0
+IGNORED = 255  # ignore_index of the loss; scores do not count these pixels either
+SEMANTIC_MASK = "semantic_mask"  # key in the targets of a batch
 
 
 @dataclass(frozen=True)
 class AnnotatedImages:
     """Images with their annotations, in order of the image ids.
 
-    files: the encoded images in the same order: `ImageFiles`, `TarImages` or `InMemoryFiles`.
+    files: the images in the same order, as a `LabeledImages` whose labels are not used.
     fingerprint: that of the annotations; of a subset, that of the whole set.
     stretch: whether images are stretched (see `to_8_bits`).
     """
@@ -66,7 +60,7 @@ class AnnotatedImages:
         """The image's name in messages: its path, or the path of the tar and the name in the tar."""
         return self.files.name(index)
 
-    def load(self, index: int) -> tuple[Image.Image, AnnotatedImage]:
+    def load(self, index: int) -> tuple[Image, AnnotatedImage]:
         """Decode an image (mode "L" or "RGB", in the orientation of its annotations); return it with its annotations.
 
         Raises UnreadableImage, also if its size is not the size in the annotations.
@@ -98,65 +92,77 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     parsed = read_annotations(annotations)
     if not images.exists():
         raise InputError(f"'{images}' must be a folder or an uncompressed tar of images, got none of this name")
-    names = [str(PurePosixPath(image.name)) for image in parsed.images]
-    files: dict[str, Any]
+    files: dict[str, Path | TarMember]
     if images.is_dir():
         files = {path.relative_to(images).as_posix(): path for path in list_images(images, accepts=bool).paths}
     else:
         files = {str(path): member for path, member in files_in_tar(images)}
-    found = _match(names, files, images)
-    kept = tuple(image for image, name in zip(parsed.images, names, strict=True) if name in found)
-    missing = [image for image, name in zip(parsed.images, names, strict=True) if name not in found]
-    if 2 * len(missing) > len(names):  # the folder is of other images
-        raise InputError(
-            f"'{images}' must contain the {len(names)} images of '{annotations}', got {len(kept) or 'none'} of them; "
-            f"the first that is missing is '{missing[0].name}'"
-        )
-    found_missing = {
-        "images dropped: their files are missing": [image.id for image in missing],
-        "annotations dropped: the files of their images are missing": [
-            obj.id for image in missing for obj in image.objects
-        ],
-    }
-    parsed.problems.update({problem: ids for problem, ids in found_missing.items() if ids})
-    parsed = replace(parsed, images=kept)
-    make_images = ImageFiles if images.is_dir() else partial(TarImages, images)
-    return AnnotatedImages(parsed, make_images([files[path] for path in found.values()], ()), parsed.fingerprint())
+    matches = _match([str(PurePosixPath(image.name)) for image in parsed.images], files, images)
+    pairs = list(zip(parsed.images, matches, strict=True))
+    missing = [image for image, path in pairs if path is None]
+    if 2 * len(missing) > len(pairs):  # the folder is of other images
+        got = f"{len(pairs) - len(missing) or 'none'} of them; the first that is missing is '{missing[0].name}'"
+        raise InputError(f"'{images}' must contain the {len(pairs)} images of '{annotations}', got {got}")
+    if missing:
+        parsed.problems["images dropped: their files are missing"] = [image.id for image in missing]
+    if dropped := [obj.id for image in missing for obj in image.objects]:
+        parsed.problems["annotations dropped: the files of their images are missing"] = dropped
+    parsed = replace(parsed, images=tuple(image for image, path in pairs if path is not None))
+    found = [files[path] for path in matches if path is not None]
+    return AnnotatedImages(parsed, ImageFiles(found, ()), parsed.fingerprint())
 
 
-def _match(names: Sequence[str], paths: Collection[str], source: Path) -> dict[str, str]:
-    """Find the path of each name in the annotations; names without one are left out. source: for error messages.
+def _match(names: Sequence[str], paths: Collection[str], source: Path) -> list[str | None]:
+    """Find the path of each name in the annotations; None if there is none. source: for error messages.
 
-    A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends;
-    the last two compare names in a form for all systems (see `_portable`).
+    A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends.
     """
-    exact, by_suffix = set(paths), defaultdict(list)
+    by_suffix: defaultdict[str, list[str]] = defaultdict(list)
     for path in paths:
         for suffix in _path_suffixes(path):
             by_suffix[suffix].append(path)
-    matches: dict[str, str] = {}
+    matches: list[str | None] = []
     for name in names:
         suffixes = _path_suffixes(name)
-        found = [name] if name in exact else next((by_suffix[each] for each in suffixes if each in by_suffix), [])
+        found = [name] if name in paths else next((by_suffix[each] for each in suffixes if each in by_suffix), [])
         if len(found) > 1:
             raise InputError(f"'{source}' must have one file for '{name}', got {first_few(found)}")
-        if found:
-            matches[name] = found[0]
-    duplicates = [path for path, count in Counter(matches.values()).items() if count > 1]
-    if duplicates:
-        names_of_path = [name for name, path in matches.items() if path == duplicates[0]]
-        raise InputError(
-            f"'{source}' must have one file per image, got only '{duplicates[0]}' for {first_few(names_of_path)}"
-        )
+        matches.append(found[0] if found else None)
+    for match, count in Counter(filter(None, matches)).items():
+        if count > 1:
+            same = [name for name, path in zip(names, matches, strict=True) if path == match]
+            raise InputError(f"'{source}' must have one file per image, got only '{match}' for {first_few(same)}")
     return matches
 
 
-def _portable(name: str) -> str:
-    """Return a name with slashes instead of Windows' backslashes, percent-encoding decoded, in NFC and lower case."""
-    return nfc(unquote(name).replace("\\", "/")).casefold()
-
-
 def _path_suffixes(path: str) -> list[str]:
-    """Return the path, the path without its first folder, and so on until only the file name is left."""
-    parts = _portable(path).split("/")
+    """Return the path, the path without its first folder, and so on until only the file name is left.
+
+    They are in a form for all systems: slashes for backslashes, percent-encoding decoded, in NFC and lower case.
+    """
+    parts = nfc(unquote(path).replace("\\", "/")).casefold().split("/")
     return ["/".join(parts[start:]) for start in range(len(parts))]
+
+
+def load_image(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
+    """Return an image, and an empty target."""
+    return image_to_tensor(images.load(index)[0]), {}
+
+
+def image_to_tensor(image: Image) -> Tensor:
+    """Convert an image to a tensor, float32 (3, H, W) in [0, 1]."""
+    return transforms.to_dtype(transforms.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
+
+
+def make_semantic_mask(annotated: AnnotatedImage) -> np.ndarray:
+    """Return the class of each pixel, uint8 (H, W): 0 for background, i + 1 for category i, or IGNORED.
+
+    Where objects overlap, a pixel belongs to the object with the smallest annotated area or, if areas are equal, to the
+    last one in the file. Pixels of crowd regions are IGNORED, except where an object covers them.
+    """
+    classes = np.full((annotated.height, annotated.width), BACKGROUND, np.uint8)
+    for obj in sorted(annotated.objects, key=lambda obj: (not obj.crowd, -obj.area)):
+        top, left, mask = to_cropped_mask(obj.segmentation, annotated.height, annotated.width)
+        window = classes[top : top + mask.shape[0], left : left + mask.shape[1]]
+        window[mask] = IGNORED if obj.crowd else obj.category + 1
+    return classes

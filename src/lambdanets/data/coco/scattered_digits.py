@@ -1,16 +1,15 @@
 """A synthetic detection set in COCO's format that needs no download: scikit-learn's digits at random positions."""
 
-import io
 import json
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, AnnotationProblems, Annotations, Category, Object
-from lambdanets.data.coco.images import AnnotatedImages, InMemoryFiles
+from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.segmentations import box_and_area, encode_rle
+from lambdanets.data.labeled_images import ImageArray
 from lambdanets.files import atomic_write
 
 CATEGORIES = tuple(Category(3 * digit + 1, str(digit)) for digit in range(10))  # ids with gaps, as in COCO
@@ -46,17 +45,16 @@ def scattered_digits(split: str, count: int, seed: int) -> AnnotatedImages:
     seed gives the same images.
     """
     canvas = _Canvas(split, np.random.default_rng([seed, SPLITS.index(split)]))
-    contents, images = [], []
+    all_pixels, images = [], []
     for number in range(1, count + 1):
         pixels, objects = canvas.draw(is_empty=number % 10 == 0)
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, "PNG")
-        contents.append(file.getvalue())
+        all_pixels.append(pixels)
         height, width = pixels.shape
         images.append(AnnotatedImage(number, f"{split}_{number:05}.png", height, width, objects))
     annotations = Annotations(CATEGORIES, tuple(images), AnnotationProblems())
-    files = InMemoryFiles(contents, [image.name for image in images], f"digits/{split}")
-    return AnnotatedImages(annotations, files, annotations.fingerprint())
+    return AnnotatedImages(
+        annotations, ImageArray(all_pixels, [0] * count, f"digits/{split}"), annotations.fingerprint()
+    )
 
 
 class _Canvas:
