@@ -12,7 +12,7 @@ import pytest
 import lambdanets
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.detection import build_model
+from lambdanets.training.initial_weights import build_model
 from training.detection.tiny_detection import tiny_recipe
 from training.teachers import write_teacher
 

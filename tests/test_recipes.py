@@ -12,7 +12,6 @@ from lambdanets.cli import main
 from lambdanets.cli.train import parse_train_command
 from lambdanets.recipes import find_recipe, list_recipes, list_variants
 from lambdanets.registry import RECIPE_PACKAGES
-from lambdanets.tasks.detection import build_model as build_detector
 from lambdanets.training.initial_weights import build_model
 from lambdanets.training.module import make_schedule
 from lambdanets.training.recipe import read_recipe
@@ -50,7 +49,7 @@ def test_recipe_name_without_a_variant_is_its_default_variant():
 def test_every_detection_recipe_builds_a_detector(name):
     recipe = find_recipe(name)
     with torch.device("meta"):
-        model = build_detector(recipe, 80)
+        model = build_model(recipe, 80)
     assert sum(parameter.numel() for parameter in model.parameters()) > 1e5
     assert len(model.backbone.strides) == len(recipe.levels) + 1
 

@@ -11,9 +11,6 @@ import sys
 
 TYPE_CHECKING = False  # importing typing would double the start-up time of the command line
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
     from typing import Any
 
 
@@ -28,9 +25,7 @@ def register_with_timm() -> None:
 class _TimmFinder:
     """Finds timm as usual, and lets its loader also register this package's models."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname != "timm":
             return None
         # this finder remains until timm is loaded, since other code may ask for the spec without loading it
@@ -41,7 +36,7 @@ class _TimmFinder:
         loader: Any = spec.loader
         execute = loader.exec_module
 
-        def execute_and_register(module: ModuleType) -> None:
+        def execute_and_register(module: Any) -> None:
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
             execute(module)

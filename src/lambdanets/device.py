@@ -1,4 +1,4 @@
-"""The default device, whether it has bfloat16, its free memory, and the provenance of results."""
+"""The default device, its free memory, and the provenance of results."""
 
 import contextlib
 import importlib.metadata
@@ -30,11 +30,6 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         no_gpu = "" if gpus else "; PyTorch finds no GPU"
         raise InputError(f"device must be {' or '.join(available)}, got {str(device)!r}{no_gpu}")
     return torch.device(device)
-
-
-def has_fast_bfloat16() -> bool:
-    """Whether the default device is a GPU that supports bfloat16."""
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def free_memory(

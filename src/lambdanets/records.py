@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast, dataclass_transform
@@ -83,10 +83,7 @@ def first_error(error: ValidationError, name: str = "") -> str:
     return f"{path or 'it'} {message}, got {value if len(value) < 200 else f'{value[:150]} ...'}"
 
 
-@functools.cache
-def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return pydantic's validator of a type that is not a record."""
-    return TypeAdapter(kind)
+adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)  # validators of types that are no records
 
 
 def check(name: str, value: Any, kind: Any) -> None:

@@ -5,7 +5,6 @@ Other packages register theirs as entry points of the group "lambdanets.tasks", 
 
 import dataclasses
 import importlib
-from functools import cached_property
 from typing import Any
 
 RECIPE_PACKAGES = ("lambdanets.recipes", "lambdanets_lab.recipes")
@@ -26,11 +25,6 @@ class TaskEntry:
     predict_options: str = "lambdanets.inference.options:NoOptions"
     evaluate_options: str = "lambdanets.inference.options:NoOptions"
     extra: str = "train"
-
-    @cached_property
-    def recipe_class(self) -> Any:
-        """The recipe's class."""
-        return find(self.recipe)
 
 
 TASKS = {

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 from lambdanets.terminal import echo
 
@@ -28,23 +27,17 @@ _pending = False  # whether a signal has arrived that `check_signals` has not ra
 _stopping = False  # whether a signal has arrived in a block
 
 
-def install(handler: Handler) -> dict[signal.Signals, Any]:
-    """Install a handler of SIGNALS, and return the previous ones.
+@contextlib.contextmanager
+def handle_signals(handler: Handler | None = None) -> Iterator[None]:
+    """Install a handler of SIGNALS within the block, by default that of the command line.
 
     Not for signals that the parent process ignores: SIGHUP under nohup, SIGINT in a background job.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    handled = [signum for signum in SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
-    return {signum: signal.signal(signum, handler) for signum in handled}
-
-
-@contextlib.contextmanager
-def handle_signals(handler: Handler | None = None) -> Iterator[None]:
-    """Install a signal handler within the block, by default that of the command line."""
     global _pending, _stopping
     _pending = _stopping = False
-    previous = install(handler or _handle)
+    signals = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    handled = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
+    previous = {signum: signal.signal(signum, handler or _handle) for signum in handled}
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from torch import nn
 from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.detection import build_model
+from lambdanets.training.initial_weights import build_model
 from lambdanets.training.module import EMA, TrainingModule, make_schedule
 from training.runs import classification_task
 

@@ -89,7 +89,7 @@ class Detector(CocoPredictor):
     def build(architecture: DetectorArchitecture, num_classes: int) -> MaskRCNN:
         options, drop_path = architecture.checked_options(), getattr(architecture, "drop_path", 0.0)  # of a recipe
         options |= {"drop_path_rate": drop_path} if drop_path else {}
-        return mask_rcnn(
+        model = mask_rcnn(
             architecture.model,
             num_classes,
             **{name: x for name, x in vars(architecture).items() if name in signature(mask_rcnn).parameters},
@@ -102,6 +102,8 @@ class Detector(CocoPredictor):
             box_detections_per_img=architecture.max_detections,
             box_batch_size_per_image=getattr(architecture, "sampled_regions", 512),
         )
+        model.transform._skip_resize = True  # in training, the data loader has resized the images
+        return model
 
     def infer_tensors(self, images: Sequence[Tensor]) -> list[Detections]:
         all_outputs = self.outputs(images) if images else []

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
-from lambdanets.registry import TASKS, installed_tasks, predictor_of
+from lambdanets.registry import TASKS, find, installed_tasks, predictor_of
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class ModelCard(Architecture):
         """
         from lambdanets.models.weights import packaged_models
 
-        private, known = TASKS[self.recipe.get("task", self.task)].recipe_class.PATHS, {"digits", *packaged_models()}
+        private, known = find(TASKS[self.recipe.get("task", self.task)].recipe).PATHS, {"digits", *packaged_models()}
         public = {
             name: value
             for name, value in self.recipe.items()

@@ -84,6 +84,10 @@ class MaskRCNN(TorchvisionMaskRCNN):
     probabilities or bool.
     """
 
+    # for initial weights: the last layers, and the part that a classifier's weights are loaded into
+    HEADS = ("roi_heads.box_predictor", "roi_heads.mask_predictor.mask_fcn_logits")
+    BACKBONE = "backbone.network"
+
     def forward(
         self, images: list[Tensor], targets: list[Target] | None = None
     ) -> dict[str, Tensor] | list[dict[str, Tensor]]:

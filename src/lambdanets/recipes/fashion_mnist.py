@@ -13,7 +13,6 @@ recipe = replace(
     data="torch/fashion_mnist",
     image_size=28,
     epochs=2,
-    batch_size=64,
     scale=(0.85, 1.0),
     flip=0.5,
     warmup_epochs=0.2,

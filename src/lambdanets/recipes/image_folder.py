@@ -12,7 +12,6 @@ from dataclasses import replace
 from lambdanets.tasks.recipes import ClassificationRecipe
 
 recipe = ClassificationRecipe(
-    data="",
     model="lambda_resnet20_small",
     image_size=64,
     scale=(0.25, 1.0),

@@ -21,5 +21,4 @@ recipe = DetectionRecipe(
     clip_gradient=10.0,
     ema_decay=0.998,
     workers=2,
-    checkpoint_every=200,
 )

@@ -2,7 +2,6 @@
 
 import random
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,12 +20,9 @@ from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import Target, image_to_tensor
 from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.inference.coco_scores import METRICS
-from lambdanets.inference.detector import Detector
 from lambdanets.models.mask_rcnn import MaskRCNN
-from lambdanets.models.weights import match_names
 from lambdanets.tasks.coco import CocoTask
 from lambdanets.tasks.recipes import DetectionRecipe
-from lambdanets.training.initial_weights import read_initial_weights
 from lambdanets.training.task import first_readable
 
 # Names of the losses in torchvision, and in metrics.csv.
@@ -125,9 +121,6 @@ class DetectionTask(CocoTask):
         )
         return super().quicktest(small, folder)
 
-    def build(self, recipe: DetectionRecipe) -> MaskRCNN:
-        return build_model(recipe, self.classes)
-
     def largest_example(self, batches: Batches) -> tuple[Tensor, Target]:
         """Return the image with the most objects, as large as others can make it by padding.
 
@@ -160,27 +153,3 @@ class DetectionTask(CocoTask):
         losses = self.model(batch.images, batch.targets)
         sums = {name: losses[key].float() * len(batch.images) for key, name in LOSS_NAMES.items()}
         return {"loss": torch.stack(list(sums.values())).sum()} | sums
-
-
-# Prefixes of the tensors of the last layers.
-_HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
-
-
-def build_model(recipe: DetectionRecipe, classes: int | Sequence[str]) -> MaskRCNN:
-    """Build the recipe's model for a number of categories or for category names, and load its initial weights, if any.
-
-    The weights may be those of a detector or of a classifier. From a classifier, only the backbone is loaded. If a
-    detector has other categories, its last layers are re-initialized.
-    """
-    model = Detector.build(recipe, classes if isinstance(classes, int) else len(classes))
-    model.transform._skip_resize = True  # in training, the data loader has resized the images
-    if recipe.weights is not None:
-        weights = read_initial_weights(recipe.weights, classes)
-        module: nn.Module = model
-        if not any("backbone.network." in name for name in weights.tensors):  # weights of a classifier
-            module = model.backbone.network
-            names = module.state_dict().keys()
-            tensors = match_names(weights.tensors, names, weights.source)
-            weights = weights._replace(tensors={name: tensors[name] for name in names & tensors.keys()})
-        weights.load_into(module, _HEADS)
-    return model.to(memory_format=torch.channels_last)

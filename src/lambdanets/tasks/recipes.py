@@ -87,7 +87,9 @@ class CocoRecipe(TrainingRecipe, Normalization):
     def __post_init__(self) -> None:
         for name in ("images", "validation_data", "validation_images"):
             value = getattr(self, name)
-            if self.data == "digits" and value is not None:
+            if self.data == "digits" and value == "":  # a path that recipes such as objects ask for
+                object.__setattr__(self, name, None)
+            elif self.data == "digits" and value is not None:
                 raise InputError(f"{name} must not be set with data 'digits', which has its own images, got {value!r}")
             if self.data not in ("digits", "") and value is None and name != "validation_images":
                 raise InputError(f"{name} must be set with data {self.data!r}, got none")

@@ -5,8 +5,6 @@ import math
 import signal
 import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,7 +19,6 @@ from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open
 from lambdanets.inference.model_card import read_card
 from lambdanets.models.weights import load_tensors, read_weights
-from lambdanets.signals import check_signals, handle_signals, install
 from lambdanets.terminal import echo
 from lambdanets.training.distributed import all_reduce_sum
 from lambdanets.training.module import TrainingModule
@@ -59,12 +56,12 @@ class KeepLast(Callback):
     same step, even if only one of them received the signal, and several ranks end a validation first.
     """
 
-    def __init__(self, path: Path, every_n_steps: int, training_batches: Batches, data_fingerprint: str) -> None:
-        self.path = path
+    def __init__(self, folder: Path, every_n_steps: int, training_batches: Batches, data_fingerprint: str) -> None:
+        self.path = folder / LAST
         self.every_n_steps = every_n_steps
         self.training_batches = training_batches
         self.data_fingerprint = data_fingerprint
-        self._signaled = False
+        self.signaled = False
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -85,32 +82,18 @@ class KeepLast(Callback):
                 counts.update({name: -(-count // old_steps) * new_steps for name, count in counts.items()})
                 counts["completed"] = counts["processed"] - in_progress
 
-    @contextmanager
-    def handling_signals(self) -> Iterator[None]:
-        """Handle signals within the block. Lightning's own handlers can stop in the middle of an optimizer step."""
-        check_signals()
-        try:
-            with handle_signals(self._on_signal):
-                yield
-        except SystemExit as error:  # Lightning raises it for a signal before the first step
-            if not self._signaled:
-                raise
-            raise Interrupted from error
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self._signaled and signum == signal.SIGINT:
+    def handle_signal(self, signum: int, frame: FrameType | None) -> None:
+        """Handle a signal while the run trains; `make_trainer` has switched off Lightning's own handlers."""
+        if self.signaled and signum == signal.SIGINT:
             raise Interrupted
-        self._signaled = True  # schedulers and torchrun may both send SIGTERM
-
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        install(self._on_signal)  # again, because Lightning has installed its own handlers
+        self.signaled = True  # schedulers and torchrun may both send SIGTERM
 
     def on_train_batch_end(
         self, trainer: Trainer, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not module.ends_step:
             return
-        stops = all_reduce_sum(self._signaled)[0] > 0
+        stops = all_reduce_sum(self.signaled)[0] > 0
         ends_epoch = batch_idx + 1 >= trainer.num_training_batches
         if not ends_epoch and (stops or trainer.global_step % self.every_n_steps == 0):
             trainer.save_checkpoint(self.path)
@@ -120,11 +103,15 @@ class KeepLast(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if self._signaled and trainer.world_size == 1:
+        if self.signaled and trainer.world_size == 1:
             raise Interrupted
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         trainer.save_checkpoint(self.path)
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if all_reduce_sum(self.signaled)[0]:  # in the last validation
+            raise Interrupted
 
 
 class KeepBest(Callback):
@@ -133,8 +120,8 @@ class KeepBest(Callback):
     patience: epochs without improvement after which training stops, also at once if it is resumed later. None: never.
     """
 
-    def __init__(self, path: Path, metric: str, patience: int | None) -> None:
-        self.path, self.metric, self.patience = path, metric, patience
+    def __init__(self, folder: Path, metric: str, patience: int | None) -> None:
+        self.path, self.metric, self.patience = folder / BEST, metric, patience
         self.best: float | None = None
         self.epochs_without_improvement = 0
 
@@ -174,9 +161,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
     InputError if that one is damaged or missing.
     """
     damage = ""
-    for path in (folder / LAST, folder / PREVIOUS):
-        if not path.is_file():
-            continue
+    for path in filter(Path.is_file, (folder / LAST, folder / PREVIOUS)):
         try:
             read_weights(path)
             with zipfile.ZipFile(path) as archive:
@@ -195,7 +180,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def _advice(path: Path) -> str:
-    return f"remove {path} to restart the run; best.ckpt in the same folder can still be evaluated"
+    return f"remove {LAST} and {PREVIOUS} in {path.parent} to restart the run; {BEST} can still be evaluated"
 
 
 def check_resumable(

@@ -56,10 +56,8 @@ def launch(num_processes: int, arguments: list[str]) -> int:
 
     The failed process prints its own error. Raises InputError if there are too few GPUs.
     """
-    if torch.cuda.is_available() and num_processes > torch.cuda.device_count():
-        raise InputError(
-            f"devices must be at most {torch.cuda.device_count()}, the number of GPUs, got {num_processes}"
-        )
+    if torch.cuda.is_available() and num_processes > (gpus := torch.cuda.device_count()):
+        raise InputError(f"devices must be at most {gpus}, the number of GPUs, got {num_processes}")
     # otherwise torchrun would give each process one thread
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -101,13 +99,6 @@ def process_group() -> Iterator[World]:
     finally:
         if dist.is_initialized():  # Lightning may have destroyed it
             dist.destroy_process_group()
-
-
-def rank_zero_first(compute: Callable[[], T]) -> T:
-    """Call compute() on rank zero, then on the other ranks. If rank zero fails, only its error is reported."""
-    results: list[T] = []
-    broadcast_from_rank_zero(lambda: results.append(compute()))
-    return results[0] if results else compute()
 
 
 def _connect_store(world: World) -> dist.Store:

@@ -41,6 +41,7 @@ class TrainingModule(LightningModule):
         self.recipe = recipe
         self.steps_per_epoch = steps_per_epoch
         self.batch_slice = batch_slice or BatchSlice()
+        self._num_micro_batches = self.batch_slice.world_size * self.batch_slice.accumulation_steps  # per step
         self.validation_metrics: dict[str, float] = {}
         self.validation_summary = ""
         self._evaluator = task.evaluator(recipe, task.validation)
@@ -51,6 +52,9 @@ class TrainingModule(LightningModule):
         self._nonfinite: Tensor | int = 0  # number of losses and gradients with NaN or inf
         self.batch_end = 0.0  # time when the callbacks after the last batch had ended
 
+    def __getstate__(self) -> dict[str, Any]:  # the copy of the EMA does not need the data
+        return super().__getstate__() | {"task": None, "_evaluator": None}
+
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         micro_batch = batch_idx % self.batch_slice.accumulation_steps
         self.ends_step = micro_batch + 1 == self.batch_slice.accumulation_steps
@@ -59,14 +63,10 @@ class TrainingModule(LightningModule):
         torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
         steps = self.recipe.epochs * self.steps_per_epoch
         if self.global_step >= steps - round(self.recipe.freeze_batch_norm * steps):
-            freeze_batch_norm(self.model)
+            for norm in _norms(self.model):  # their affine parameters are still trained
+                norm.eval()
         if self._num_micro_batches > 1 and micro_batch == 0:
             self._statistics = StepStatistics(self.model)
-
-    @property
-    def _num_micro_batches(self) -> int:
-        """Number of micro-batches per step over all ranks."""
-        return self.batch_slice.world_size * self.batch_slice.accumulation_steps
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
         self._num_images = self.task.num_images(batch)
@@ -179,20 +179,23 @@ class EMA(WeightAveraging):
     """
 
     def __init__(self, decay: float) -> None:
-        @torch.no_grad()
-        def average(averages: list[Tensor], weights: list[Tensor], steps: Tensor | int) -> None:
-            step_decay = min(decay, (1 + int(steps)) / (10 + int(steps)))
-            if averages[0].is_floating_point():  # torch calls this function once per dtype
-                torch._foreach_lerp_(averages, weights, 1 - step_decay)
-            else:
-                torch._foreach_copy_(averages, weights)
+        super().__init__(best_device(), use_buffers=True)
+        self.decay = decay
 
-        super().__init__(best_device(), use_buffers=True, multi_avg_fn=average)
-
-    def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        super().setup(trainer, module, stage)
-        if self._average_model is not None:
-            self._average_model.n_averaged.fill_(1)  # if it were 0, torch would copy the weights after the first step
+    @torch.no_grad()
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:  # torch's update_parameters would read a count on the GPU, and so wait for the step
+        if trainer.global_step == self._latest_update_step:
+            return
+        self._latest_update_step = step = trainer.global_step
+        averages, weights = ([*each.parameters(), *each.buffers()] for each in (self._average_model.module, module))
+        pairs = [*zip(averages, weights, strict=True)]
+        floating = [pair for pair in pairs if pair[0].is_floating_point()]
+        torch._foreach_lerp_(*map(list, zip(*floating, strict=True)), 1 - min(self.decay, (1 + step) / (10 + step)))
+        for average, weight in pairs:
+            if not average.is_floating_point():
+                average.copy_(weight)
 
     def copy_to(self, module: LightningModule) -> None:
         """Copy the EMA weights into the model. Also works if this process resumed a run that had finished training."""
@@ -241,12 +244,6 @@ class StepStatistics:
 
 def _norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-
-
-def freeze_batch_norm(model: nn.Module) -> None:
-    """Put all batch norm layers into eval mode. Their affine parameters are still trained."""
-    for norm in _norms(model):
-        norm.eval()
 
 
 def prepare_batch_norm(model: nn.Module, recipe: TrainingRecipe, world_size: int = 1) -> nn.Module:

@@ -116,11 +116,11 @@ def task_class(recipe: TrainingRecipe) -> "type[Task]":
 
 def extended_recipe(recipe: TrainingRecipe, options: Iterable[str]) -> TrainingRecipe:
     """Return the recipe as one of a task that extends its task by the fields `options`, such as pseudo_labels."""
-    for entry in TASKS.values():
-        if issubclass(entry.recipe_class, type(recipe)):
-            names = {field.name for field in dataclasses.fields(entry.recipe_class)} - vars(recipe).keys()
+    for kind in (find(entry.recipe) for entry in TASKS.values()):
+        if issubclass(kind, type(recipe)):
+            names = {field.name for field in dataclasses.fields(kind)} - vars(recipe).keys()
             if not names.isdisjoint(options):
-                return entry.recipe_class(**vars(recipe))
+                return kind(**vars(recipe))
     return recipe
 
 
@@ -136,4 +136,4 @@ def read_recipe(path: Path) -> TrainingRecipe:
     tasks = TASKS if name in TASKS else installed_tasks()
     if name not in tasks:
         raise InputError(f"task in {path} must be one of {', '.join(tasks)}, got {name!r}")
-    return tasks[name].recipe_class.from_fields(fields, str(path))
+    return find(tasks[name].recipe).from_fields(fields, str(path))

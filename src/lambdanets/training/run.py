@@ -2,13 +2,13 @@
 
 import sys
 import timeit
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback, Timer
 
@@ -17,21 +17,14 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
 from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
-from lambdanets.device import best_device, has_fast_bfloat16
+from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE, encode_utf8
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
+from lambdanets.signals import check_signals, handle_signals
 from lambdanets.terminal import echo
-from lambdanets.training.checkpoints import (
-    BEST,
-    LAST,
-    KeepBest,
-    KeepLast,
-    check_resumable,
-    has_checkpoint,
-    newest_checkpoint,
-)
-from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group, rank_zero_first
+from lambdanets.training.checkpoints import BEST, KeepBest, KeepLast, check_resumable, has_checkpoint, newest_checkpoint
+from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import identify_weights
 from lambdanets.training.micro_batches import AnyRecipe, Trial, with_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
@@ -76,7 +69,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         run_folder = _run_folder(folder, recipe)
         broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
         if not broadcast_from_rank_zero((folder / RESULT).is_file):  # else the folder may be read-only
-            stack.enter_context(_locked(run_folder))
+            broadcast_from_rank_zero(lambda: stack.enter_context(run_folder.open()))  # holds its lock
         if not broadcast_from_rank_zero((folder / RESULT).is_file):
             if broadcast_from_rank_zero((folder / RECIPE).is_file):
                 stored = read_recipe(folder / RECIPE)
@@ -122,7 +115,12 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
         images_per_step = sum(recipe.step_sizes(len(task.training)))
         accumulation = prepared.batch_slice.accumulation_steps
         micro_batch = -(-images_per_step // (world.world_size * accumulation))
-        seconds = micro_batch * accumulation * _seconds_per_image(prepared, micro_batch)
+        device = best_device()
+        size = micro_batch if device.type == "cuda" else min(micro_batch, MAX_IMAGES_ON_CPU)
+        trial = Trial(task, recipe, device)
+        trial.step(size)  # the first one prepares kernels
+        seconds = timeit.timeit(lambda: trial.step(size), number=TIMED_STEPS) / TIMED_STEPS
+        seconds *= micro_batch * accumulation / size
         parameters = sum(parameter.numel() for parameter in task.model.parameters())
         ranks = f" on each of {world.world_size} ranks" if world.world_size > 1 else ""
         rows = {
@@ -131,20 +129,11 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
             "steps": f"{steps:,} per epoch, {steps * recipe.epochs:,} in {recipe.epochs} epochs; "
             f"{images_per_step:,} images per step",
             "memory": f"micro-batches of {micro_batch} images fit, {accumulation} per step{ranks}",
-            "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({best_device()}, {recipe.precision})",
+            "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({device}, {recipe.precision})",
             "time": f"{timedelta(seconds=round(seconds * steps * recipe.epochs))} without data loading and validation",
         }
         described = (describe_classes(task.classes), describe_left_out(task.left_out))
         return [*described, *(f"{name:<8}{text}" for name, text in rows.items())]
-
-
-def _seconds_per_image(prepared: PreparedRun, micro_batch: int) -> float:
-    """The time per image of forward and backward passes."""
-    device = best_device()
-    size = micro_batch if device.type == "cuda" else min(micro_batch, MAX_IMAGES_ON_CPU)
-    trial = Trial(prepared.task, prepared.recipe, device)
-    trial.step(size)  # the first one prepares kernels
-    return timeit.timeit(lambda: trial.step(size), number=TIMED_STEPS) / TIMED_STEPS / size
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -175,7 +164,8 @@ def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
     if not recipe.model and recipe.weights is None:
         raise InputError("model must be given; set --model, such as --model lambda_resnet50, or --weights")
     if recipe.precision == "auto":
-        recipe = replace(recipe, precision="bf16-mixed" if has_fast_bfloat16() else "32-true")
+        has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+        recipe = replace(recipe, precision="bf16-mixed" if has_bfloat16 else "32-true")
     return task_class(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
 
 
@@ -198,17 +188,11 @@ def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
     return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identify(recipe), read_identity, advice)
 
 
-@contextmanager
-def _locked(folder: WorkFolder) -> Iterator[None]:
-    """Lock the folder on rank zero within the block."""
-    with ExitStack() as stack:
-        broadcast_from_rank_zero(lambda: stack.enter_context(folder.open()))
-        yield
-
-
 def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> PreparedRun:
     """Open the data, build the model and choose the micro-batch. A resumed run gets its weights from its checkpoint."""
-    task = rank_zero_first(lambda: open_task(recipe, world, resumed))
+    opened: list[Task] = []  # first on rank zero: if it fails there, only its error is reported
+    broadcast_from_rank_zero(lambda: opened.append(open_task(recipe, world, resumed)))
+    task = opened[0] if opened else open_task(recipe, world, resumed)
     recipe, batch_slice = with_micro_batch(task, recipe, world)
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     training = task.training_batches(recipe, batch_slice)
@@ -226,10 +210,8 @@ def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Ta
         if recipe.sync_batch_norm and world.world_size > 1:
             raise InputError("sync_batch_norm needs one GPU per process, but PyTorch finds no GPU")
     task = task_class(recipe)(recipe)
-    if len(task.validation) < world.world_size:
-        raise InputError(
-            f"number of validation images must be at least {world.world_size}, one per rank, got {len(task.validation)}"
-        )
+    if (count := len(task.validation)) < (ranks := world.world_size):
+        raise InputError(f"number of validation images must be at least {ranks}, one per rank, got {count}")
     if world.is_rank_zero and task.problems:
         echo(*task.problems, file=sys.stderr)
     for split in ("training", "validation", "test"):
@@ -262,23 +244,14 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
     timer = Timer()
     log = RunLog(folder, task, world, recipe.max_unreadable)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    last = KeepLast(checkpoints / LAST, recipe.checkpoint_every, prepared.training, task.fingerprint)
+    best = KeepBest(checkpoints, task.BEST_METRIC, task.patience)
+    last = KeepLast(checkpoints, recipe.checkpoint_every, prepared.training, task.fingerprint)
     # order: EMA and metrics must update their state before a checkpoint is written
-    callbacks: list[Callback] = [
-        *([ema] if ema else []),
-        log,
-        timer,
-        KeepBest(checkpoints / BEST, task.BEST_METRIC, task.patience),
-        last,
-    ]
+    callbacks: list[Callback] = [*([ema] if ema else []), log, timer, best, last]
     trainer = make_trainer(recipe, folder, callbacks, world, prepared.batch_slice.accumulation_steps)
-    try:
-        with last.handling_signals():
-            trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)
-    finally:
-        log.close()
-        prepared.training.close()
-        prepared.validation.close()
+    check_signals()
+    with prepared.training, prepared.validation, closing(log), handle_signals(last.handle_signal):
+        trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)
     if ema:
         ema.copy_to(module)
     if task.patience:

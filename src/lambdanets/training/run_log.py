@@ -113,17 +113,12 @@ class RunLog(Callback):
         if not module.validation_metrics:
             raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
         self._add_row(trainer, "val", module.validation_metrics)
-        names = ("loss", "images_per_second", "waiting_share")
-        loss, speed, waiting = (self.points("train", name)[-1][1] for name in names)
-        fields = [
-            f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}",
-            f"loss {loss:.3f}",
-            module.validation_summary,
-            f"{speed:.0f} images/s",
-            *([f"{waiting:.0%} waiting for data"] if waiting >= 0.1 else []),
-        ]
         if self._world.is_rank_zero:
-            echo("  ".join(fields))
+            names = ("loss", "images_per_second", "waiting_share")
+            loss, speed, waiting = (self.points("train", name)[-1][1] for name in names)
+            epoch = f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}"
+            end = f"  {waiting:.0%} waiting for data" if waiting >= 0.1 else ""
+            echo(f"{epoch}  loss {loss:.3f}  {module.validation_summary}  {speed:.0f} images/s{end}")
 
     def _note_unreadable(self, batch: Any) -> None:
         self._new_unreadable += [text for text in batch.unreadable if text not in self.unreadable]

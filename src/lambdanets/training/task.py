@@ -7,11 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.order import BatchSlice
-from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.records import shared_fields
@@ -74,10 +73,9 @@ class Task(ABC):
             checkpoint_every=2,
         )
 
-    def build(self, recipe: Any) -> nn.Module:
+    def build(self, recipe: Any) -> Any:
         """Build the model, with the recipe's initial weights."""
-        model: nn.Module = build_model(recipe, self.classes)
-        return model
+        return build_model(recipe, self.classes)
 
     @abstractmethod
     def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches:
@@ -112,10 +110,5 @@ class Task(ABC):
 
 
 def first_readable(batches: Batches, indices: Iterable[int]) -> Any:
-    """Return the content of the first of the images that can be read."""
-    unreadable = ""
-    for sample in map(batches.sample, indices):
-        if not sample.unreadable:
-            return sample.content
-        unreadable = unreadable or sample.unreadable
-    raise InputError(f"none of the training images can be read; the first: {unreadable}")
+    """Return the content of the first of the images that can be read; `check_readable` has found one."""
+    return next(sample.content for sample in map(batches.sample, indices) if not sample.unreadable)

@@ -21,7 +21,7 @@ def make_trainer(
     """Return a trainer with DDP under torchrun, otherwise on one GPU or the CPU."""
     _silence_lightning()
     is_distributed = world.world_size > 1
-    return Trainer(
+    trainer = Trainer(
         default_root_dir=folder,
         max_epochs=recipe.epochs,
         precision=recipe.precision,
@@ -41,6 +41,11 @@ def make_trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+    # signals are KeepLast's: Lightning's handlers can stop in the middle of an optimizer step, or wait for other ranks,
+    # and its broadcast of signals waits for the GPU before each micro-batch
+    trainer._signal_connector.register_signal_handlers = lambda: None
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+    return trainer
 
 
 def _ddp_strategy(model: str) -> DDPStrategy:

@@ -23,8 +23,9 @@ from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.detection import DetectionTask, build_model
+from lambdanets.tasks.detection import DetectionTask
 from lambdanets.tasks.recipes import DetectionRecipe
+from lambdanets.training.initial_weights import build_model
 from training.detection.tiny_detection import (
     NUM_TRAINING_IMAGES,
     NUM_VALIDATION_IMAGES,

@@ -2,7 +2,8 @@ import torch
 from torch import nn
 
 from lambdanets.data.batches import Batch
-from lambdanets.tasks.detection import DetectionTask, build_model
+from lambdanets.tasks.detection import DetectionTask
+from lambdanets.training.initial_weights import build_model
 from training.detection.tiny_detection import tiny_recipe
 from training.runs import task_with
 

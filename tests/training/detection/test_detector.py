@@ -10,8 +10,7 @@ from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
-from lambdanets.tasks.detection import build_model
-from lambdanets.training import initial_weights
+from lambdanets.training.initial_weights import build_model
 from lambdanets.training.recipe import read_recipe
 from training.detection.tiny_detection import TWO_CATEGORIES
 from training.runs import load_weights
@@ -35,7 +34,7 @@ def write_classifier(path, **fields):
     """Write the weights of an untrained classifier, and return the model."""
     recipe = replace(CLASSIFIER, **{"channels": 3, "model": "lambda_resnet20_small"} | fields)
     torch.manual_seed(5)
-    model = initial_weights.build_model(recipe, 6)
+    model = build_model(recipe, 6)
     save_weights(path, model, make_card(ClassifierCard, recipe, "abcdef").to_json())
     return model
 

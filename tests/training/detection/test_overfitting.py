@@ -10,7 +10,8 @@ from data.coco.coco_files import annotation, image, write
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detector import DetectionEvaluator, Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
-from lambdanets.tasks.detection import DetectionTask, build_model
+from lambdanets.tasks.detection import DetectionTask
+from lambdanets.training.initial_weights import build_model
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
 from training.runs import SEED
 
