@@ -43,12 +43,8 @@ def rotate(e, a, num, den):
     num, den = num // g, den // g
     if num == 0:
         return a
-    if (num, den) == (1, 2):
-        return e.new(f"-{a[0]}"), e.new(f"-{a[1]}")
     if (num, den) == (1, 4):
         return a[1], e.new(f"-{a[0]}")
-    if (num, den) == (3, 4):
-        return e.new(f"-{a[1]}"), a[0]
     c, s = math.cos(2 * math.pi * num / den), -math.sin(2 * math.pi * num / den)
     if den == 8:
         h = math.sqrt(0.5)
@@ -100,7 +96,7 @@ def dft(e, x):
             out[k] = e.new(f"{re} + {w}"), e.new(f"{im} - {u}")
             out[n - k] = e.new(f"{re} - {w}"), e.new(f"{im} + {u}")
         return out
-    a = {8: 2, 9: 3, 16: 4, 12: 3, 6: 2, 10: 2, 14: 2, 15: 3}.get(n, factor)
+    a = {12: 3, 16: 4}.get(n, factor)
     b = n // a
     if gcd(a, b) == 1:  # Good-Thomas: input (b i + a j) mod n, output by the Chinese remainder theorem
         rows = [dft(e, [x[(b * i + a * j) % n] for j in range(b)]) for i in range(a)]

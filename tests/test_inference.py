@@ -59,6 +59,7 @@ def make_inputs(pixels, folder):
     rotated = image.transpose(Image.Transpose.ROTATE_90)
     rotated.getexif()[0x0112] = 6  # the EXIF orientation that rotates it back
     rotated.save(folder / "rotated.png", exif=rotated.getexif())
+    rotated.convert("RGBA").save(folder / "rotated_alpha.png", exif=rotated.getexif())
     return {
         "string": str(folder / "image.png"),
         "path": folder / "image.png",
@@ -67,6 +68,7 @@ def make_inputs(pixels, folder):
         "opened Pillow image": Image.open(folder / "image.png"),
         "rotated Pillow image": Image.open(folder / "rotated.png"),
         "Pillow image with alpha": image.convert("RGBA"),
+        "rotated Pillow image with alpha": Image.open(folder / "rotated_alpha.png"),
         "array": pixels,
         "batch of one array": pixels[None],
         "tensor": to_tensor(pixels),

@@ -83,7 +83,8 @@ def test_subset_of_training_images_is_stratified_and_keeps_validation(tmp_path: 
     assert Counter(smaller.train.labels) == {0: 6, 1: 2}
     assert names(smaller.validation) == names(splits.validation)
     assert set(names(smaller.train)) < set(names(splits.train))
-    assert names(again.train) == names(smaller.train)
+    other = open_splits(folder, validation_share=0.5, seed=1, training_images=8)
+    assert names(again.train) == names(smaller.train) != names(other.train)
     assert names(open_splits(folder, validation_share=0.5, training_images=20).train) == names(splits.train)
 
 

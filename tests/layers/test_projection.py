@@ -5,7 +5,9 @@ from types import MethodType
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 
@@ -48,6 +50,7 @@ CHANGES = {
     "synchronized": replaced("value_norm", lambda: nn.SyncBatchNorm(4)),
     "no running statistics": replaced("value_norm", lambda: nn.BatchNorm2d(4, track_running_stats=False)),
     "cumulative statistics": replaced("value_norm", lambda: nn.BatchNorm2d(4, momentum=None)),
+    "statistics switched off": change_norm(lambda m: setattr(m, "track_running_stats", False)),
     "no weight and bias": replaced("value_norm", lambda: nn.BatchNorm2d(4, affine=False)),
 }
 
@@ -74,7 +77,8 @@ def test_merged_projections_equal_separate_calls(name, training, side):
     for module in (call_modules_separately(layer), layer):
         inputs = x.clone().requires_grad_()
         output = module(inputs)
-        results.append([output, *torch.autograd.grad(output.square().mean(), [inputs, *module.parameters()])])
+        gradients = torch.autograd.grad(output.square().mean(), [inputs, *module.parameters()])
+        results.append([output, *gradients, *module.buffers()])
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-11)
 
 
@@ -86,6 +90,17 @@ def test_hooks_of_all_modules_see_every_module_of_a_layer(training):
         output = layer(x)
     assert set(seen) == set(layer.modules())
     torch.testing.assert_close(output, expected)
+
+
+def test_layer_in_fsdp_with_flattened_weights_equals_the_layer(tmp_path):
+    layer, x = LambdaLayer2d(8, scope=3), torch.randn(2, 8, 5, 6)
+    expected = layer(x)
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        sharded = FullyShardedDataParallel(layer, device_id=torch.device("cpu"), use_orig_params=False)
+        torch.testing.assert_close(sharded(x), expected)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_backward_of_an_empty_batch_is_zero():

@@ -301,7 +301,7 @@ class LambdaBase(Layer, ABC):
         """The tables of the relative embeddings; calls respect hooks, pruning and subclasses, but take longer."""
         embedding: Any = self._modules.get("embedding")
         if is_plain(embedding, (RelativeEmbedding,)) and not _has_any_global_hook():
-            return (embedding._parameters["table"],)
+            return (embedding.table,)
         return tuple([relative() for relative in self.relative_embeddings])
 
     @property

@@ -64,7 +64,8 @@ def start_decoding(layer: LambdaBase, batch_size: int, grid: tuple[int, ...] | N
     content = None
     if layer.key_projection is not None:
         shape = (batch_size * num_lambdas, layer.query_depth, layer.intra_depth)
-        content = ContentState.empty(shape, layer.value_depth, like)
+        maxima = like.new_full(shape, torch.finfo(like.dtype).min)
+        content = ContentState(maxima, torch.zeros_like(maxima), like.new_zeros(*shape, layer.value_depth))
     num_cached = 0
     for embedding in layer.relative_embeddings:  # without the next position
         num_cached = max(num_cached, causal_window(embedding.scope, grid, layer.dilation) - 1)
@@ -179,22 +180,15 @@ class DecodingStep(nn.Module):
     @property
     def state_names(self) -> tuple[str, ...]:
         """The names of the state's tensors."""
-        content = ("maxima", "norms", "sums") if self.layer.key_projection is not None else ()
-        return ("position", "values", *content)
+        return ("position", "values", *(() if self.layer.key_projection is None else ContentState._fields))
 
     def start(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the state before the first position."""
         state = start_decoding(self.layer, batch_size, self.grid)
-        return self._flatten(dataclasses.replace(state, position=torch.zeros((), dtype=torch.int64)))
+        return torch.zeros((), dtype=torch.int64), state.values, *(state.content or ())
 
     def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         position, values, *content = state
         previous_state = DecodingState(position, self.grid, ContentState(*content) if content else None, values)
         output, next_state = decode_step(self.layer, x, previous_state)
-        return output, *self._flatten(next_state)
-
-    @staticmethod
-    def _flatten(state: DecodingState) -> tuple[Tensor, ...]:
-        position, content = state.position, state.content
-        assert isinstance(position, Tensor)
-        return position, state.values, *(() if content is None else (content.maxima, content.norms, content.sums))
+        return output, position + 1, next_state.values, *(next_state.content or ())

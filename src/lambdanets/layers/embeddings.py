@@ -132,9 +132,8 @@ class DenseEmbedding(EmbeddingTable):
     Args:
         positions: n, the maximum number of query positions.
         context_positions: m, the maximum number of context positions.
-        query_depth: k, the query depth of the layer.
-        intra_depth: u, the intra-depth of the layer; default 1.
-        heads: number of heads of a layer with multi_head=True, for one table per head; default None for one table.
+
+    The other arguments are those of RelativeEmbedding.
     """
 
     def __init__(
@@ -175,10 +174,8 @@ class EdgeEmbedding(EmbeddingTable):
 
     Args:
         edge_types: number of edge types.
-        query_depth: k, the query depth of the layer.
-        intra_depth: u, the intra-depth of the layer; default 1.
-        heads: number of heads of a layer with multi_head=True, for one table per head, (h, types, k[, u]); default None
-            for one table.
+
+    The other arguments are those of RelativeEmbedding.
     """
 
     def __init__(

@@ -170,9 +170,10 @@ class LambdaLayer1d(GridLambdaLayer):
 
     The arguments are those of LambdaLayer2d; scope and grid have one side.
 
-    With causal=True, outputs do not depend on later positions and can be decoded step by step, see
-    `lambdanets.start_decoding`. In training, the statistics of batch norm still include later positions, so use
-    batch_norm=False for language models. LambdaLayer is the layer for channels-last tokens.
+    With causal=True, outputs do not depend on later positions, up to rounding relative to the largest value (see
+    docs/engine.md, Limits of transforms), and can be decoded step by step, see `lambdanets.start_decoding`. In
+    training, the statistics of batch norm still include later positions, so use batch_norm=False for language models.
+    LambdaLayer is the layer for channels-last tokens.
     """
 
     dimensions = 1

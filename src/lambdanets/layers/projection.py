@@ -115,8 +115,8 @@ def _product_weights(projections: list[Any]) -> list[Tensor]:
             sizes = {*projection.kernel_size, *projection.stride, projection.groups}
             if sizes != {1} or any(projection.padding):
                 return []
-        parameters = projection._parameters
-        if parameters["bias"] is not None:
+        parameters = projection._parameters  # without weights in replicas of DataParallel and in FSDP
+        if parameters.get("weight") is None or parameters["bias"] is not None:
             return []
         weights.append(parameters["weight"])
     return weights
@@ -138,7 +138,7 @@ def _is_plain_norm(norm: Any) -> bool:
     """Whether a norm is exactly a batch norm with weights and with running statistics of constant momentum."""
     if not is_plain(norm, _BATCH_NORMS) or norm.momentum is None:
         return False
-    return norm._buffers["running_mean"] is not None and bool(norm.affine)
+    return norm._buffers["running_mean"] is not None and bool(norm.affine and norm.track_running_stats)
 
 
 def _fold(weight: Tensor, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:

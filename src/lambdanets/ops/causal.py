@@ -52,10 +52,11 @@ def _unnormalized(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def _softmax(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    # max_{m<=n} k_m, finite even where all k are -inf, and detached, because S_n / Z_n does not depend on it
     if is_exporting() or torch.jit.is_tracing():
         maxima = _exportable_running_maximum(keys)
     else:
-        maxima = running_maximum(keys.flatten(2, 3), dim=2).unflatten(2, keys.shape[2:4])
+        maxima = keys.detach().flatten(2, 3).cummax(dim=2).values.clamp(min=_LOWEST).unflatten(2, keys.shape[2:4])
     values_and_ones = F.pad(values, (0, 1), value=1.0)  # the last channel, with ones as values, gives Z
     weights, decay, states = _scan(keys, maxima, values_and_ones, _Exponential)
     normalizer = decay * states[..., -1].unsqueeze(3) + weights.sum(dim=4)  # Z
@@ -121,16 +122,8 @@ def _apply(queries: Tensor, values: Tensor, weights: Tensor, decay: Tensor, stat
     return (queries * decay.unsqueeze(2)) @ states.unsqueeze(2) + logits @ values.unsqueeze(2)
 
 
-def running_maximum(keys: Tensor, dim: int) -> Tensor:
-    """Return max_{m<=n} k_m along an axis, finite even where all k are -inf.
-
-    Detached, because S_n / Z_n does not depend on it.
-    """
-    return keys.detach().cummax(dim=dim).values.clamp(min=_LOWEST)
-
-
 def _exportable_running_maximum(keys: Tensor) -> Tensor:
-    """`running_maximum` of chunked keys (b, u, c, t, k) without cummax, which ONNX does not support."""
+    """The running maximum of chunked keys (b, u, c, t, k) without cummax, which ONNX does not support."""
     within_chunk = _scan_maximum(keys.detach(), 3, CHUNK)
     max_chunks = keys.shape[2] if isinstance(keys.shape[2], int) else _MAX_EXPORTED_CHUNKS
     until_chunk = _scan_maximum(within_chunk[:, :, :, -1], 2, max_chunks)

@@ -1,15 +1,14 @@
 """Step-by-step decoding of the causal operation: the recurrent state and the output at the next position."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lambdanets.ops.precision import accumulation_dtype, sqrt_or_one
+from lambdanets.ops.precision import sqrt_or_one
 
 
-@dataclass(frozen=True)
-class ContentState:
+class ContentState(NamedTuple):
     """Running sums over the context so far, in float32 or wider; the size does not depend on the context length.
 
     maxima: maxima of the softmax keys, (b, k, u). norms: normalizers of the keys, (b, k, u).
@@ -20,24 +19,15 @@ class ContentState:
     norms: Tensor
     sums: Tensor
 
-    @classmethod
-    def empty(cls, shape: tuple[int, ...], value_depth: int, like: Tensor) -> "ContentState":
-        """Create the state of an empty context; shape: (b, k, u). Device and precision follow `like`."""
-        dtype = accumulation_dtype(like.dtype)
-        maxima = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=like.device)
-        return cls(maxima, torch.zeros_like(maxima), maxima.new_zeros(*shape, value_depth))
-
 
 def content_step(
     queries: Tensor, keys: Tensor, values: Tensor, state: ContentState, normalize_keys: str | None
 ) -> tuple[Tensor, ContentState]:
     """Return the content term at the next position, equal to `causal_content` within rounding, and the new state.
 
-    queries: (b, h, k). keys: (b, k, u). values: (b, v, u). The content term is (b, h, v).
+    queries: (b, h, k). keys: (b, k, u). values: (b, v, u). The content term is (b, h, v). All have the dtype of sums.
     Cost: b (u + h) k v multiply-adds.
     """
-    dtype = queries.dtype
-    queries, keys, values = (x.to(state.sums.dtype) for x in (queries, keys, values))
     maxima, norms, sums = state.maxima, state.norms, state.sums
     weights = keys
     if normalize_keys == "softmax":
@@ -49,7 +39,7 @@ def content_step(
     sums = sums + weights.unsqueeze(-1) * values.transpose(1, 2).unsqueeze(1)
     divisor = {"softmax": norms, "l2": sqrt_or_one(norms), None: torch.ones_like(norms)}[normalize_keys]
     content = (sums / divisor.unsqueeze(-1)).sum(dim=2)  # (b, k, v)
-    return (queries @ content).to(dtype), ContentState(maxima, norms, sums)
+    return queries @ content, ContentState(maxima, norms, sums)
 
 
 def query_embeddings(

@@ -50,21 +50,48 @@ def lambda_interaction(
     check_tensors(optional, queries=queries, values=values)
     check_flags(multi_head=multi_head, causal=causal)
     check_normalization(normalize_keys)
-    check_lambda_interaction(queries, keys, values, embeddings, multi_head, causal)
+    if queries.ndim != 4:
+        raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
+    batch, heads, positions, depth = queries.shape
+    lead, letters = ((batch, heads), "b, h") if multi_head else ((batch,), "b")
+    if values.ndim not in (len(lead) + 2, len(lead) + 3):
+        raise ValueError(f"values must be ({letters}, m, v) or ({letters}, m, v, u), got shape {tuple(values.shape)}")
+    if keys is None and embeddings is None:
+        raise ValueError("keys and embeddings must not both be None; pass keys, embeddings or both")
+    if values.shape[0] != batch:
+        raise ValueError(f"values must have batch size {batch}, like queries, got shape {tuple(values.shape)}")
+    if multi_head and values.shape[1] != heads:
+        raise ValueError(f"values must have {heads} heads, like queries, got shape {tuple(values.shape)}")
+    context, intra = values.shape[len(lead)], tuple(values.shape[len(lead) + 2 :])
+    u = ", u" if intra else ""
+    if keys is not None and tuple(keys.shape) != (*lead, context, depth, *intra):
+        raise ValueError(
+            f"keys must be ({letters}, m, k{u}) = {(*lead, context, depth, *intra)}, got shape {tuple(keys.shape)}"
+        )
+    if embeddings is not None:
+        shared = (*lead[1:], positions, context, depth, *intra)
+        if tuple(embeddings.shape) not in (shared, (batch, *shared)):
+            h = "h, " if multi_head else ""
+            raise ValueError(
+                f"embeddings must be ({h}n, m, k{u}) = {shared}, or the same with a leading batch of {batch}; "
+                f"got shape {tuple(embeddings.shape)}"
+            )
+    if causal and context != positions:
+        raise ValueError(f"context must have {positions} positions, like queries, if causal is True; got {context}")
     if mask is not None:
-        mask = expand_mask(mask, queries.shape[0], queries.shape[2], values.shape[2 if multi_head else 1])
+        mask = expand_mask(mask, batch, positions, context)
     dtype, result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values, embeddings=embeddings)
     queries, values = queries.to(dtype), values.to(dtype)
     keys = None if keys is None else keys.to(dtype)
     embeddings = None if embeddings is None else embeddings.to(dtype)
-    if values.ndim == (4 if multi_head else 3):
+    if not intra:
         values = values.unsqueeze(-1)
         keys = None if keys is None else keys.unsqueeze(-1)
         embeddings = None if embeddings is None else embeddings.unsqueeze(-1)
     with without_autocast(queries.device):
         if not multi_head:
             return _interaction(queries, keys, values, embeddings, mask, normalize_keys, causal).to(result_dtype)
-        heads = [
+        outputs = [
             _interaction(
                 queries.narrow(1, head, 1),
                 None if keys is None else keys.select(1, head),
@@ -74,9 +101,9 @@ def lambda_interaction(
                 normalize_keys,
                 causal,
             )
-            for head in range(queries.shape[1])
+            for head in range(heads)
         ]
-        return torch.cat(heads, dim=1).to(result_dtype)
+        return torch.cat(outputs, dim=1).to(result_dtype)
 
 
 def _interaction(
@@ -121,45 +148,6 @@ def _multiply_queries_first(queries: Tensor, embeddings: Tensor, values: Tensor)
     """The sum for embeddings or keys of each example and pair, (b, n, m, k, u), without lambdas."""
     logits = torch.einsum("bhnk,bnmku->bhnmu", queries, embeddings)
     return torch.einsum("bhnmu,bmvu->bhnv", logits, values)
-
-
-def check_lambda_interaction(
-    queries: Tensor,
-    keys: Tensor | None,
-    values: Tensor,
-    embeddings: Tensor | None,
-    multi_head: bool = False,
-    causal: bool = False,
-) -> None:
-    """Raise ValueError, with the expected and the actual shape, unless the shapes are consistent."""
-    if queries.ndim != 4:
-        raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
-    batch, heads, positions, depth = queries.shape
-    lead, letters = ((batch, heads), "b, h") if multi_head else ((batch,), "b")
-    if values.ndim not in (len(lead) + 2, len(lead) + 3):
-        raise ValueError(f"values must be ({letters}, m, v) or ({letters}, m, v, u), got shape {tuple(values.shape)}")
-    if keys is None and embeddings is None:
-        raise ValueError("keys and embeddings must not both be None; pass keys, embeddings or both")
-    if values.shape[0] != batch:
-        raise ValueError(f"values must have batch size {batch}, like queries, got shape {tuple(values.shape)}")
-    if multi_head and values.shape[1] != heads:
-        raise ValueError(f"values must have {heads} heads, like queries, got shape {tuple(values.shape)}")
-    context, intra = values.shape[len(lead)], tuple(values.shape[len(lead) + 2 :])
-    u = ", u" if intra else ""
-    if keys is not None and tuple(keys.shape) != (*lead, context, depth, *intra):
-        raise ValueError(
-            f"keys must be ({letters}, m, k{u}) = {(*lead, context, depth, *intra)}, got shape {tuple(keys.shape)}"
-        )
-    if embeddings is not None:
-        shared = (*lead[1:], positions, context, depth, *intra)
-        if tuple(embeddings.shape) not in (shared, (batch, *shared)):
-            h = "h, " if multi_head else ""
-            raise ValueError(
-                f"embeddings must be ({h}n, m, k{u}) = {shared}, or the same with a leading batch of {batch}; "
-                f"got shape {tuple(embeddings.shape)}"
-            )
-    if causal and context != positions:
-        raise ValueError(f"context must have {positions} positions, like queries, if causal is True; got {context}")
 
 
 def expand_mask(mask: Tensor, batch: int, positions: int, context: int) -> Tensor:

@@ -49,9 +49,10 @@ def pairwise_embeddings(
     for axis, (side, context) in enumerate(zip(grid, grid if context_grid is None else context_grid, strict=True)):
         farthest = table.shape[axis] // 2 * dilation
         if dilation > 1:
-            table = _insert_zeros(table, axis, dilation)
+            # each entry and dilation - 1 zeros
+            table = pad_axis(table.unsqueeze(axis + 1), axis + 1, 0, dilation - 1).flatten(axis, axis + 1)
         # Offsets range from -(S - 1) to C - 1.
-        table = pad_axis(table, axis, side - 1 - farthest, context - 1 - farthest)
+        table = pad_axis(table, axis, side - 1 - farthest, context - farthest - dilation)
         # Window i of length C starts at offset i - (S - 1), so it belongs to query position S - 1 - i.
         table = unfold(table, axis, side, context)
     return table.flip(tuple(range(dimensions)))
@@ -74,7 +75,19 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
     """
     check_tensors(table=table)
     check_flags(keep_sum=keep_sum)
-    check_resize(table, sides)
+    are_integers = isinstance(sides, Sequence) and all(
+        isinstance(side, int) and not isinstance(side, bool) for side in sides
+    )
+    if not are_integers or not 1 <= len(sides) <= 3 or any(side < 1 or side % 2 == 0 for side in sides):
+        raise ValueError(f"sides must be 1, 2 or 3 integers, odd and positive, got {sides!r}")
+    if table.ndim - len(sides) not in (1, 2):
+        axes = ", ".join(f"r_{axis}" for axis in range(1, len(sides) + 1))
+        expected = f"({axes}, k) or ({axes}, k, u), because sides has {len(sides)} elements"
+        raise ValueError(f"table must be {expected}, got shape {tuple(table.shape)}")
+    if any(side % 2 == 0 for side in table.shape[: len(sides)]):
+        raise ValueError(f"table must have odd sides, so that offset 0 is its center, got {tuple(table.shape)}")
+    if table.dtype not in FLOATING:
+        raise ValueError(f"table must be float16, bfloat16, float32 or float64, got {table.dtype}")
     dimensions = len(sides)
     old_sides, channels = table.shape[:dimensions], table.shape[dimensions:]
     if tuple(old_sides) == tuple(sides):
@@ -94,32 +107,6 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
         pairs = zip(old_sides, sides, strict=True)
         resized = resized * math.prod((r - 1) / (side - 1) for r, side in pairs if r > 1 < side)
     return resized.to(table.dtype)
-
-
-def check_resize(table: Tensor, sides: Sequence[int], name: str = "sides") -> None:
-    """Raise ValueError unless the table (r_1..r_D, k[, u]) can be resized to `sides`.
-
-    name: argument name of `sides` in error messages.
-    """
-    are_integers = isinstance(sides, Sequence) and all(
-        isinstance(side, int) and not isinstance(side, bool) for side in sides
-    )
-    if not are_integers or not 1 <= len(sides) <= 3 or any(side < 1 or side % 2 == 0 for side in sides):
-        raise ValueError(f"{name} must be 1, 2 or 3 integers, odd and positive, got {sides!r}")
-    if table.ndim - len(sides) not in (1, 2):
-        axes = ", ".join(f"r_{axis}" for axis in range(1, len(sides) + 1))
-        expected = f"({axes}, k) or ({axes}, k, u), because {name} has {len(sides)} elements"
-        raise ValueError(f"table must be {expected}, got shape {tuple(table.shape)}")
-    if any(side % 2 == 0 for side in table.shape[: len(sides)]):
-        raise ValueError(f"table must have odd sides, so that offset 0 is its center, got {tuple(table.shape)}")
-    if table.dtype not in FLOATING:
-        raise ValueError(f"table must be float16, bfloat16, float32 or float64, got {table.dtype}")
-
-
-def _insert_zeros(table: Tensor, axis: int, dilation: int) -> Tensor:
-    """Insert dilation - 1 zeros between neighboring entries along an axis."""
-    table = pad_axis(table.unsqueeze(axis + 1), axis + 1, 0, dilation - 1).flatten(axis, axis + 1)
-    return table.narrow(axis, 0, table.shape[axis] - dilation + 1)
 
 
 def pad_axis(x: Tensor, axis: int, before: int, after: int) -> Tensor:

@@ -95,6 +95,7 @@ def test_names_match_across_unicode_normal_forms(tmp_path: Path, form: Literal["
         (["a.png", "A.png"], ["A.PNG"], r"one file for 'A\.PNG', got "),
         (["a/1.png", "b/1.png", "2.png"], ["1.png", "2.png"], r"one file for '1\.png', got a/1\.png, b/1\.png"),
         (["x.png"], ["left/x.png", "right/x.png"], r"got only 'x\.png' for left/x\.png, right/x\.png"),
+        (["a.png", "b.png"], ["a.png", "./a.png"], r"got only 'a\.png' for "),
         (["1.png"], ["1.png", "2.png", "3.png"], r"contain the 3 images of '.*', got 1 of them; the first .* '2\.png'"),
         ([], ["1.png"], "got none of them; the first that is missing is '1.png'"),
         (["3.png"], ["1.png"], "got none of them"),

@@ -5,6 +5,7 @@ import torch
 from interactions import assert_all_close, make_inputs
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from all_pairs import all_pairs, in_turn
@@ -52,7 +53,7 @@ def test_backward_operator_passes_opcheck(case, needs_grad):
     opcheck(backward_operator, (grad_output, *inputs, content, grid, causal, "auto", needs_grad))
 
 
-@pytest.mark.parametrize("tracing_mode", ["real", "fake"])
+@pytest.mark.parametrize("tracing_mode", ["real", "fake", "symbolic"])
 def test_make_fx_records_the_interaction_and_its_derivatives(tracing_mode):
     inputs = [x.requires_grad_() for x in make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3)]
 
@@ -63,6 +64,17 @@ def test_make_fx_records_the_interaction_and_its_derivatives(tracing_mode):
     traced = make_fx(function, tracing_mode=tracing_mode)(*inputs)
     others = [torch.randn_like(x, requires_grad=True) for x in inputs]
     assert_all_close(traced(*others), function(*others), 1e-12)
+
+
+def test_subclasses_that_wrap_tensors_get_the_result_of_each():
+    tensors = [make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3) for _ in range(2)]
+    wrapped = [TwoTensor(*pair).requires_grad_() for pair in zip(*tensors, strict=True)]
+    output = position_interaction(*wrapped, (3, 4))
+    gradients = torch.autograd.grad(output.square().sum(), wrapped)
+    for number, inputs in enumerate(tensors):
+        expected = position_interaction(*(x.requires_grad_() for x in inputs), (3, 4))
+        results = [(x.a, x.b)[number] for x in (output, *gradients)]
+        assert_all_close(results, (expected, *torch.autograd.grad(expected.square().sum(), inputs)), 1e-12)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

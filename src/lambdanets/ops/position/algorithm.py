@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -67,11 +67,6 @@ class Cost:
     multiply_adds: float
     workspace_bytes: int
     work: float
-
-    def repeat(self, count: int) -> "Cost":
-        """Return the cost of `count` calls, one after the other."""
-        multiply_adds, work = count * self.multiply_adds, count * self.work
-        return replace(self, multiply_adds=multiply_adds, work=work)
 
 
 class NeedsGrad(NamedTuple):

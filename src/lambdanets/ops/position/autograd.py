@@ -59,6 +59,10 @@ def compute_position_term(
         from lambdanets.ops.position.exported import interact_in_graph
 
         return interact_in_graph(queries, table, values, content, grid, causal)
+    if torch._C._len_torch_dispatch_stack() and any(isinstance(side, torch.SymInt) for side in queries.shape):
+        from lambdanets.ops.position.torch_compile import position_interaction_operator
+
+        return position_interaction_operator(queries, table, values, content, grid, causal, algorithm)
     plan = make_plan(queries, table, values, content, grid, causal, algorithm, channels_first)
     return apply_plan(queries, table, values, content, plan)
 
@@ -167,10 +171,11 @@ class Interaction(torch.autograd.Function):
         return *position_gradients(grad_output, ctx.saved_tensors, ctx.plan, needs), None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        from lambdanets.ops.position.higher_derivatives import output_jvp
+    def jvp(ctx: Any, *tangents: Any) -> Tensor | None:
+        from lambdanets.ops.position.higher_derivatives import derivatives
 
-        return output_jvp(ctx.saved_tensors, tangents[:4], ctx.plan)
+        needs = (True, False, False, False, False)
+        return derivatives((None, *ctx.saved_tensors), (None, *tangents[:4]), ctx.plan, needs)[0]
 
 
 class Gradients(torch.autograd.Function):
@@ -186,20 +191,30 @@ class Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Any, ...]:
-        from lambdanets.ops.position.higher_derivatives import double_backward
+        from lambdanets.ops.position.higher_derivatives import derivatives
 
-        return *double_backward(ctx.saved_tensors, directions, ctx.plan, ctx.needs_input_grad[:5]), None, None
+        needs = ctx.needs_input_grad[:5]
+        return *derivatives(ctx.saved_tensors, (None, *directions), ctx.plan, needs), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        from lambdanets.ops.position.higher_derivatives import gradients_jvp
+        from lambdanets.ops.position.higher_derivatives import derivatives
 
-        return gradients_jvp(ctx.saved_tensors, tangents[:5], ctx.plan, ctx.needs)
+        _, *products = derivatives(ctx.saved_tensors, tangents[:5], ctx.plan, (False, *ctx.needs))
+        outputs = zip(products, ctx.saved_tensors[1:], ctx.needs, strict=True)
+        return tuple(torch.zeros_like(x) if needed and product is None else product for product, x, needed in outputs)
+
+
+def _have_memory(*tensors: Tensor) -> bool:
+    """Whether none is of a subclass with `__torch_dispatch__`."""
+    return not any(torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python) for x in tensors)
 
 
 def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
     """Compute the output (b, h, n, v)."""
-    if torch._C._len_torch_dispatch_stack():  # make_fx and counters of FLOP see only operators
+    # make_fx and counters of FLOP see only operators; so do subclasses such as DTensor, which have no memory
+    is_plain = type(queries) is type(values) is Tensor and type(table) in (Tensor, torch.nn.Parameter)
+    if torch._C._len_torch_dispatch_stack() or not (is_plain or _have_memory(queries, table, values)):
         from lambdanets.ops.position.torch_compile import position_interaction_operator
 
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm)
@@ -236,7 +251,8 @@ def run_backward(
         needs = needs._replace(content=False)
     if not any(needs):
         return None, None, None, None
-    if torch._C._len_torch_dispatch_stack():
+    is_plain = type(queries) is type(values) is Tensor and type(table) in (Tensor, torch.nn.Parameter)
+    if torch._C._len_torch_dispatch_stack() or not (is_plain or _have_memory(queries, table, values)):
         from lambdanets.ops.position.torch_compile import backward_operator
 
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm, list(needs))

@@ -2,8 +2,6 @@
 
 GPUs use `fused` where they can. On CPUs that is mostly `native`, and `query_order` for small windows
 and maps, as at 7x7. Without compiled kernels, it is `query_order` or `row_transform`.
-
-To add an algorithm, subclass `Algorithm` or `MapAlgorithm` in a new file in this folder, and add it to ALGORITHMS.
 """
 
 from dataclasses import dataclass, field
@@ -103,7 +101,8 @@ def _fit_batch(problem: Problem, algorithm: type[Algorithm]) -> tuple[Algorithm,
         if half.cost().workspace_bytes == cost.workspace_bytes:  # it does not depend on the batch
             break
         batch, implementation, cost = -(-batch // 2), half, half.cost()
-    return implementation, cost.repeat(-(-problem.batch // batch))
+    calls = -(-problem.batch // batch)
+    return implementation, Cost(calls * cost.multiply_adds, cost.workspace_bytes, calls * cost.work)
 
 
 def _least_work(costs: dict[str, Cost]) -> str:

@@ -19,7 +19,7 @@ from lambdanets.ops.position.autograd import FactorGradients, apply_plan, positi
 from lambdanets.ops.position.choose import Plan
 from lambdanets.ops.precision import without_autocast
 
-_QUERIES, _TABLE, _VALUES, _CONTENT = range(4)  # indices of factors
+_TABLE, _CONTENT = 2, 4  # indices in g, q, R, V, L
 
 
 class TransformableInteraction(autograd.Interaction):
@@ -64,93 +64,40 @@ class TransformableGradients(autograd.Gradients):
         return stacked, tuple(None if x is None else 0 for x in stacked)
 
 
-def output_jvp(factors: Sequence[Tensor], tangents: Sequence[Tensor | None], plan: Plan) -> Tensor:
-    """Return the Jacobian-vector product of the output with the tangents of the factors."""
-    directions = [(index, tangent) for index, tangent in enumerate(tangents) if tangent is not None]
-    return reduce(torch.add, (_output_along(factors, *pair, plan) for pair in directions))
-
-
-def gradients_jvp(
-    tensors: Sequence[Tensor], tangents: Sequence[Tensor | None], plan: Plan, needs: NeedsGrad
-) -> tuple[Tensor | None, ...]:
-    """Return the Jacobian-vector products of the needed gradients with the tangents of g, q, R, V and L."""
-    grad_output, *factors = tensors
-    terms: list[list[Tensor]] = [[], [], [], []]
-    if tangents[0] is not None:
-        with without_autocast(grad_output.device):
-            _append_terms(terms, position_gradients(tangents[0], factors, plan, needs))
-    for index, tangent in enumerate(tangents[1:]):
-        if tangent is not None:
-            _append_terms(terms, _gradients_along(grad_output, factors, index, tangent, plan, needs))
-    return tuple(
-        (reduce(torch.add, summands) if summands else torch.zeros_like(factor)) if needed else None
-        for summands, factor, needed in zip(terms, factors, needs, strict=True)
-    )
-
-
-def double_backward(
-    tensors: Sequence[Tensor], directions: Sequence[Tensor | None], plan: Plan, needs_grad: Sequence[bool]
+def derivatives(
+    tensors: Sequence[Any], directions: Sequence[Tensor | None], plan: Plan, needs: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Return gradients of <(dq, dR, dV, dL), directions> with respect to g, q, R, V and L."""
-    grad_output, *factors = tensors
+    """Return the needed gradients of the derivative of <g, y> along directions of g, q, R, V and L; None if zero.
+
+    That with respect to g is the Jacobian-vector product of the output, the others are those of its gradients.
+    """
     terms: list[list[Tensor]] = [[], [], [], [], []]
     for index, direction in enumerate(directions):
-        if direction is None:
-            continue
-        if needs_grad[0]:
-            terms[0].append(_output_along(factors, index, direction, plan))
-        _append_terms(terms[1:], _gradients_along(grad_output, factors, index, direction, plan, needs_grad[1:]))
+        if direction is not None:
+            replaced = (*tensors[:index], direction, *tensors[index + 1 :])
+            needed = [need and i != index for i, need in enumerate(needs)]
+            for summands, term in zip(terms, _gradients_along(index, replaced, plan, needed), strict=True):
+                if term is not None:
+                    summands.append(term)
     return [reduce(torch.add, summands) if summands else None for summands in terms]
 
 
-def _output_along(factors: Sequence[Tensor], index: int, direction: Tensor, plan: Plan) -> Tensor:
-    """Return the Jacobian-vector product of the output with `direction`, a tangent of the factor with this index."""
-    queries, table, values, content = _replace(factors, index, direction)
-    if index == _CONTENT:
-        return _product(queries, content)
-    with without_autocast(queries.device):
-        return apply_plan(queries, table, values, content if index == _QUERIES else None, plan)
-
-
 def _gradients_along(
-    grad_output: Tensor,
-    factors: Sequence[Tensor],
-    index: int,
-    direction: Tensor,
-    plan: Plan,
-    needs_grad: Sequence[bool],
-) -> FactorGradients:
-    """Return the Jacobian-vector products of the needed gradients with `direction`, a tangent of this factor."""
-    queries, table, values, content = _replace(factors, index, direction)
-    if index == _CONTENT:
-        grad_queries = _product(grad_output, content.mT) if needs_grad[_QUERIES] else None
-        return grad_queries, None, None, None
-    is_queries = index == _QUERIES  # queries are the only factor of both terms
-    needed = NeedsGrad(
-        queries=needs_grad[_QUERIES] and not is_queries,
-        table=needs_grad[_TABLE] and index != _TABLE,
-        values=needs_grad[_VALUES] and index != _VALUES,
-        content=needs_grad[_CONTENT] and is_queries,
-    )
-    if not any(needed):
-        return None, None, None, None
-    return position_gradients(grad_output, (queries, table, values, content if is_queries else None), plan, needed)
-
-
-def _product(rows: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply rows (b, h, n, i) by matrices (b, i, j) in the dtype of the content lambda, regardless of autocast."""
-    with without_autocast(rows.device):
-        return rows.to(matrices.dtype) @ matrices.unsqueeze(1)
-
-
-def _append_terms(terms: Sequence[list[Tensor]], gradients: Sequence[Tensor | None]) -> None:
-    for summands, gradient in zip(terms, gradients, strict=True):
-        if gradient is not None:
-            summands.append(gradient)
-
-
-def _replace(tensors: Sequence[Tensor], index: int, replacement: Tensor) -> list[Tensor]:
-    return [replacement if i == index else tensor for i, tensor in enumerate(tensors)]
+    index: int, tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """The needed gradients of the terms of <g, y> that have the tensor with this index, in which it is replaced."""
+    grad_output, queries, table, values, content = tensors
+    with without_autocast(queries.device):
+        if index == _CONTENT:
+            output = queries.to(content.dtype) @ content.unsqueeze(1) if needs[0] else None
+            grad_queries = grad_output.to(content.dtype) @ content.mT.unsqueeze(1) if needs[1] else None
+            return output, grad_queries, None, None, None
+        has_content = index < _TABLE  # table and values are not in the term of the content lambda
+        factors = (queries, table, values, content if has_content else None)
+        output = apply_plan(*factors, plan) if needs[0] else None
+        needed = NeedsGrad(needs[1], needs[2], needs[3], needs[_CONTENT] and has_content)
+        gradients = position_gradients(grad_output, factors, plan, needed) if any(needed) else (None,) * 4
+        return output, *gradients
 
 
 def _examples(info: Any, dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> Iterator[list[Any]]:

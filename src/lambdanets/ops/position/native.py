@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
-from lambdanets.ops.position.native_lengths import Axis, Transforms, choose_transforms, cross_twiddles, twiddles
+from lambdanets.ops.position.native_lengths import Transforms, choose_transforms, cross_twiddles, twiddles
 
 FOLDER = Path(__file__).with_name("libraries")
 # By the first letters of PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower.
@@ -125,17 +125,14 @@ def load_library() -> Library | None:
 
 
 def _openmp_functions() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:
-    """GOMP_parallel and omp_get_num_threads of the runtime that PyTorch has loaded, whose threads are then shared."""
-    try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None, None
-    paths = [line.split(maxsplit=5)[5] for line in maps.splitlines() if "libgomp" in line]
-    for path in dict.fromkeys(paths):
-        runtime = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    """GOMP_parallel and omp_get_num_threads of the runtime that PyTorch is linked with, to share its threads."""
+    path = Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"
+    try:  # symbols are also looked up in the libraries that a library is linked with
+        runtime = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         functions = (runtime.GOMP_parallel, runtime.omp_get_num_threads)
-        return ctypes.cast(functions[0], ctypes.c_void_p), ctypes.cast(functions[1], ctypes.c_void_p)
-    return None, None
+    except (OSError, AttributeError):
+        return None, None
+    return ctypes.cast(functions[0], ctypes.c_void_p), ctypes.cast(functions[1], ctypes.c_void_p)
 
 
 @lru_cache(maxsize=1)
@@ -248,7 +245,11 @@ class Native(Algorithm):
         c.depth_before, c.depth_scope = self.before[0], 1 if len(p.grid) < 3 else self.scope[0]
         keep: list[Any] = []
         for axis, chosen in zip(c.axes, axes, strict=True):
-            _fill_axis(axis, chosen, double, keep)
+            tables = twiddles(chosen.factors, double)
+            axis.n, axis.levels, axis.streamed = chosen.n, len(chosen.factors), 2**62
+            axis.f[: axis.levels] = chosen.factors
+            axis.twiddles[: len(tables)] = [table.ctypes.data for table in tables]
+            keep += tables
         n1, n2 = (axis.n for axis in axes)
         if self.is_sequence:
             keep.append(cross_twiddles(n1, n2, double))
@@ -362,12 +363,3 @@ def _first_positions(
 def _is_transposed(x: Tensor) -> bool:
     """Whether the last two axes are swapped in memory, as in rows (.., n, c) that are maps."""
     return x.stride(-2) == 1 and x.stride(-1) != 1
-
-
-def _fill_axis(axis: _Axis, chosen: Axis, double: bool, keep: list[Any]) -> None:
-    axis.n, axis.levels, axis.streamed = chosen.n, len(chosen.factors), 2**62
-    for i, factor in enumerate(chosen.factors):
-        axis.f[i] = factor
-    for i, table in enumerate(twiddles(chosen.factors, double)):
-        axis.twiddles[i] = table.ctypes.data
-        keep.append(table)

@@ -71,12 +71,6 @@ def table_block(table: Tensor, rows: Rows) -> Tensor:
     return rows.axis.pairs(spectra, 0).permute(1, 2, 3, 0, 6, 4, 5).contiguous()  # of (T, f, 2, k, u, 2, w)
 
 
-def block_adjoint(grad_block: Tensor, rows: Rows) -> Tensor:
-    """The adjoint of `table_block`."""
-    spectra = rows.axis.add_pairs(grad_block.permute(3, 0, 1, 2, 5, 6, 4), 0)
-    return torch.einsum("fijd,rfikuj->rdku", _offset_rotations(rows, spectra), spectra)
-
-
 def transforms(rows: Rows, like: Tensor) -> tuple[Tensor, Tensor]:
     """exp(-i w f x) for values, ((f, 2), x), and exp(i w f x) / N for lambdas, (x, (f, 2)).
 
@@ -150,13 +144,14 @@ class RowTransform(MapAlgorithm):
         self.rows, self.batch = _best_tiling(problem)
 
     def cost(self) -> Cost:
-        return _cost(self.problem, _best_tiling(self.problem))
+        return _cost(self.problem, *_best_tiling(self.problem))
 
     def block(self, table: Tensor) -> Tensor:
         return table_block(table, self.rows)
 
     def block_adjoint(self, grad_block: Tensor) -> Tensor:
-        return block_adjoint(grad_block, self.rows)
+        spectra = self.rows.axis.add_pairs(grad_block.permute(3, 0, 1, 2, 5, 6, 4), 0)
+        return torch.einsum("fijd,rfikuj->rdku", _offset_rotations(self.rows, spectra), spectra)
 
     def prepare(self, table: Tensor) -> Prepared:
         return (*super().prepare(table), *transforms(self.rows, table))
@@ -195,16 +190,9 @@ class RowTransform(MapAlgorithm):
         )
 
 
-class Tiling(NamedTuple):
-    """Tiles, and the number of examples in a call."""
-
-    rows: Rows
-    batch: int
-
-
 @lru_cache(maxsize=1024)
-def _best_tiling(problem: Problem) -> Tiling:
-    """The tiling with the least work of those whose block of R^ fits the memory, and lambdas of a tile the cache."""
+def _best_tiling(problem: Problem) -> tuple[Rows, int]:
+    """Tiles, and examples of a call, with the least work, whose block of R^ fits the memory, and lambdas the cache."""
     maps, p = maps_of(problem)
     candidates = candidate_rows(maps)
     fitting = [rows for rows in candidates if 4 * _block_elements(rows, p) <= _BLOCK_BYTES] or candidates[-1:]
@@ -213,8 +201,8 @@ def _best_tiling(problem: Problem) -> Tiling:
         lambda_bytes = 4 * rows.axis.tile * rows.columns.side * p.value_depth * p.query_depth * maps.slices.side
         # Products of at least 64 columns are fast.
         batch = max(1, _LAMBDA_BYTES[problem.is_gpu] // lambda_bytes, 64 // p.value_depth)
-        tilings.append(Tiling(rows, min(problem.batch, batch)))
-    return min(tilings, key=lambda tiling: _cost(problem, tiling).work)
+        tilings.append((rows, min(problem.batch, batch)))
+    return min(tilings, key=lambda tiling: _cost(problem, *tiling).work)
 
 
 def _block_elements(rows: Rows, problem: Problem) -> int:
@@ -228,9 +216,9 @@ def multiply_adds(rows: Rows, depth: int, value_depth: int, intra_depth: int) ->
     return (transformed + pairs) * value_depth
 
 
-def _cost(problem: Problem, tiling: Tiling) -> Cost:
+def _cost(problem: Problem, rows: Rows, batch: int) -> Cost:
     _, p = maps_of(problem)
-    rows, maps = tiling.rows, tiling.batch * p.batch // problem.batch
+    maps = batch * p.batch // problem.batch
     k, v, lines = p.query_depth, p.value_depth, rows.axis.side
     products = p.batch * multiply_adds(rows, k, v, p.intra_depth)
     applied = p.batch * p.num_positions * p.heads * k * v
