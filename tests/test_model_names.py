@@ -10,7 +10,10 @@ from safetensors.torch import load_file
 
 import lambdanets as ln
 from lambdanets.cli import main
+from lambdanets.errors import InputError
 from lambdanets.models.weights import FOLDER
+from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.tasks.recipes import DetectionRecipe
 from lambdanets.training import run
 from lambdanets_lab.demo.examples import draw_nuclei
 from training.detection.tiny_detection import tiny_recipe
@@ -53,6 +56,17 @@ def test_training_starts_from_a_model_beside_a_folder_of_its_name(folder, two_cl
     detector = run.check(tiny_recipe(folder / "scattered", **model))
     assert classifier.model.conv1.weight.equal(detector.model.backbone.network.conv1.weight)
     assert run.resolve_recipe(detector.recipe).weights == "cifar10"
+
+
+def test_folders_and_files_with_names_of_data_sets_are_paths(folder):
+    (folder / "torch").mkdir()
+    (folder / "torch/train.json").touch()
+    paths = {"data": "torch/train.json", "images": "digits", "validation_data": "torch/train.json"}
+    absolute = {name: str(folder / path) for name, path in paths.items()}
+    assert run.absolute_paths(DetectionRecipe(**paths)) == absolute
+    assert run.absolute_paths(replace(DIGITS, data="torch/cifar10")) == {}
+    with pytest.raises(InputError, match="model must be given"):
+        run.resolve_recipe(DetectionRecipe(**paths, weights="nuclei"))
 
 
 def test_python_finds_models_beside_folders_of_their_names(folder):

@@ -71,6 +71,11 @@ def installed_tasks() -> dict[str, TaskEntry]:
     return TASKS
 
 
+def task_entry(task: object) -> TaskEntry | None:
+    """Return the entry of a task that a file names, also of an installed package; None if it is unknown."""
+    return TASKS.get(str(task)) or installed_tasks().get(str(task))
+
+
 def predictor_of(task: str) -> Any:
     """Return the class of the trained models of a task."""
     return find(TASKS[task].predictor)

@@ -126,6 +126,12 @@ def test_rejects_model_cards_with_values_out_of_range(change, message, tmp_path)
         load(copy_with_card(source, tmp_path / "changed.safetensors", card | change))
 
 
+def test_cards_of_recipes_of_unknown_tasks_keep_no_paths():
+    card = load("digits").card
+    card = dataclasses.replace(card, recipe=card.recipe | {"task": "mine", "labels": "/home/me"})
+    assert card.without_paths().recipe == {"data": "digits"}
+
+
 @pytest.mark.parametrize("name", packaged_models())
 def test_a_card_without_a_field_is_refused_instead_of_completed(name, tmp_path):
     card = read_card_json(FOLDER / f"{name}.safetensors")

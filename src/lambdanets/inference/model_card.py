@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
-from lambdanets.registry import TASKS, find, installed_tasks, predictor_of
+from lambdanets.registry import TASKS, find, task_entry
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -107,11 +107,12 @@ class ModelCard(Architecture):
         """
         from lambdanets.models.weights import packaged_models
 
-        private, known = find(TASKS[self.recipe.get("task", self.task)].recipe).PATHS, {"digits", *packaged_models()}
+        entry, known = task_entry(self.recipe.get("task", self.task)), {"digits", *packaged_models()}
+        private = find(entry.recipe).PATHS if entry else self.recipe  # of a task that is not installed here
         public = {
             name: value
             for name, value in self.recipe.items()
-            if name not in private or value in known or str(value).startswith("torch/")
+            if name not in private or str(value) in known or str(value).startswith("torch/")
         }
         return replace(self, recipe=public)
 
@@ -179,10 +180,9 @@ def read_card(source: str | Path, metadata: Mapping[str, Any]) -> ModelCard:
         raise InputError(f"{source} has no model card; use a weight file of a run")
     content, problem = metadata["lambdanets"], f"{source} has no valid model card"
     fields = parse_json(content, dict[str, Any], problem)
-    task = str(fields.get("task"))
-    if task not in TASKS and task not in installed_tasks():
-        raise InputError(f"{source} must be a model of a task in {', '.join(TASKS)}, got one of {task!r}")
-    card_type: type[ModelCard] = predictor_of(task).card_type
+    if (entry := task_entry(fields.get("task"))) is None:
+        raise InputError(f"{source} must be a model of a task in {', '.join(TASKS)}, got one of {fields.get('task')!r}")
+    card_type: type[ModelCard] = find(entry.predictor).card_type
     for kind, stored in ((card_type, fields), (Preprocessing, fields.get("preprocessing"))):
         for field in dataclasses.fields(kind):
             if isinstance(stored, dict) and field.name not in {*stored, "held_out"}:

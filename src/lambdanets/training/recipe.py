@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import Architecture
 from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error, write_json
-from lambdanets.registry import TASKS, find, installed_tasks
+from lambdanets.registry import TASKS, find, task_entry
 
 if TYPE_CHECKING:
     from lambdanets.training.task import Task
@@ -132,8 +132,6 @@ def write_recipe(recipe: TrainingRecipe, path: Path) -> None:
 def read_recipe(path: Path) -> TrainingRecipe:
     """Read a recipe of any task from a JSON file. Raises InputError if the file is not a valid recipe."""
     fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is not a valid recipe")
-    name = str(fields.get("task"))
-    tasks = TASKS if name in TASKS else installed_tasks()
-    if name not in tasks:
-        raise InputError(f"task in {path} must be one of {', '.join(tasks)}, got {name!r}")
-    return find(tasks[name].recipe).from_fields(fields, str(path))
+    if (entry := task_entry(fields.get("task"))) is None:
+        raise InputError(f"task in {path} must be one of {', '.join(TASKS)}, got {fields.get('task')!r}")
+    return find(entry.recipe).from_fields(fields, str(path))

@@ -150,7 +150,7 @@ def _is_name(field: str, value: str) -> bool:
     """Whether a field is the name of a packaged model or of data, also beside a folder of this name."""
     if field == "weights":
         return value in packaged_models() and weights_in(Path(value)) is None
-    return value == "digits" or is_timm_name(value)
+    return field == "data" and (value == "digits" or (is_timm_name(value) and not Path(value).is_file()))
 
 
 def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
@@ -161,12 +161,13 @@ def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
     for name in recipe.PATHS:
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
-    if not recipe.model and recipe.weights is None:
-        raise InputError("model must be given; set --model, such as --model lambda_resnet50, or --weights")
     if recipe.precision == "auto":
         has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
         recipe = replace(recipe, precision="bf16-mixed" if has_bfloat16 else "32-true")
-    return task_class(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
+    resolved: AnyRecipe = task_class(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
+    if not resolved.model:
+        raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
+    return resolved
 
 
 def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
