@@ -20,6 +20,7 @@ from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import save_weights
 from lambdanets.recipes import find_recipe
 from lambdanets.tasks.segmentation import SegmentationTask
+from lambdanets.training.initial_weights import build_model
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.seeds import processors
 
@@ -58,7 +59,7 @@ def write_local_weights(path: Path, scope: int, seed: int) -> Path:
     recipe = replace(find_recipe("digit_masks"), seed=seed, model_options={"scope": scope})
     task = SegmentationTask(recipe)
     torch.manual_seed(seed)
-    model = task.build(recipe)
+    model = build_model(recipe, task.classes)
     for module in model.modules():
         if isinstance(module, RelativeEmbedding):
             rows, columns = (torch.arange(side) - side // 2 for side in module.scope)
@@ -66,7 +67,7 @@ def write_local_weights(path: Path, scope: int, seed: int) -> Path:
             local = module.table * torch.exp(-squares / (2 * WINDOW**2))[:, :, None]
             module.table.copy_(local * (module.table.norm() / local.norm()))
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_weights(path, model, task.card(recipe).without_paths().to_json())
+    save_weights(path, model, task.card().without_paths().to_json())
     return path
 
 

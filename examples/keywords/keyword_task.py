@@ -160,22 +160,22 @@ class KeywordTask(Task):
     def quicktest(cls, recipe: KeywordRecipe, folder: Path) -> KeywordRecipe:
         return replace(super().quicktest(recipe, folder), training_recordings=12)
 
-    def training_batches(self, recipe: KeywordRecipe, batch_slice: BatchSlice) -> Batches:
+    def training_batches(self, batch_slice: BatchSlice) -> Batches:
         return Batches(
             self.training,
-            partial(load, noise=recipe.noise),
+            partial(load, noise=self.recipe.noise),
             collate,
-            batch_size=recipe.batch_size,
-            seed=recipe.seed,
+            batch_size=self.recipe.batch_size,
+            seed=self.recipe.seed,
             training=True,
-            workers=recipe.workers,
+            workers=self.recipe.workers,
             batch_slice=batch_slice,
         )
 
     def num_images(self, batch: Batch) -> int:
         return len(batch.targets)
 
-    def losses(self, batch: Batch, recipe: KeywordRecipe) -> dict[str, Tensor]:
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
         logits = self.model(batch.images)
         loss = F.cross_entropy(logits, batch.targets, reduction="sum")
         return {"loss": loss, "accuracy": (logits.argmax(1) == batch.targets).sum()}

@@ -45,7 +45,7 @@ def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
     """Return the gradients of the second step in float64, with micro-batches and with batch norm in eval mode."""
     torch.manual_seed(0)
     model = build_model(RECIPE, 10).double()
-    module = TrainingModule(classification_task(RECIPE, model), RECIPE, 1, batch_slice)
+    module = TrainingModule(classification_task(RECIPE, model), 1, batch_slice)
     model.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.recipes.digit_masks import recipe as MASKS
 from lambdanets.recipes.digits import recipe as DIGITS
@@ -24,7 +25,7 @@ RECIPES = {
 
 def open_trial(recipe):
     task = run.open_task(replace(recipe, precision="32-true"), World())
-    return Trial(task, task.recipe, torch.device("cpu"))
+    return Trial(task, torch.device("cpu"))
 
 
 def test_memory_of_resnet50_is_in_the_expected_range():
@@ -48,7 +49,7 @@ def test_a_trial_changes_nothing(name):
     task = run.open_task(replace(RECIPES[name], precision="32-true"), World())
     weights = {name: tensor.clone() for name, tensor in task.model.state_dict().items()}
     state = torch.get_rng_state()
-    trial = Trial(task, task.recipe, torch.device("cpu"))
+    trial = Trial(task, torch.device("cpu"))
     trial.step(2)
     assert trial.smallest == (2 if name == "classification" else 1)
     assert trial.fits(2, 2**40)
@@ -66,7 +67,7 @@ def test_micro_batch_is_halved_until_it_fits(requested, fitting, expected):
 
 def test_largest_example_of_detection_has_the_most_objects_in_a_square():
     task = run.open_task(RECIPES["detection"], World())
-    image, target = task.largest_example(task.training_batches(task.recipe, run.BatchSlice()))
+    image, target = task.largest_example(task.training_batches(BatchSlice()))
     assert image.shape == (3, 64, 64)
     assert target["masks"].shape == (10, 64, 64)
     assert target["boxes"].shape == (10, 4)

@@ -101,7 +101,7 @@ def weights_after_steps(fields, gradients, start):
     model = nn.Linear(3, 1, bias=False).double()
     model.weight.data = start.clone()
     recipe = replace(DIGITS, warmup_epochs=0, **fields)
-    module = TrainingModule(classification_task(recipe, model), recipe, 1)
+    module = TrainingModule(classification_task(recipe, model), 1)
     optimizer = module.configure_optimizers()["optimizer"]
     for gradient in gradients:
         model.weight.grad = gradient.clone()
@@ -136,7 +136,7 @@ def test_sgd_momentum_equals_the_reference_implementation():
 
 def test_gradients_that_stay_nonfinite_at_any_scale_end_the_run(monkeypatch):
     recipe = replace(DIGITS, precision="16-mixed")
-    module = TrainingModule(classification_task(recipe, nn.Linear(2, 2)), recipe, 10)
+    module = TrainingModule(classification_task(recipe, nn.Linear(2, 2)), 10)
     scales = iter((2.0, 1e-4))
     plugin = MixedPrecision("16-mixed", "cpu", SimpleNamespace(get_scale=lambda: next(scales)))
     monkeypatch.setattr(TrainingModule, "trainer", SimpleNamespace(precision_plugin=plugin))
@@ -151,7 +151,7 @@ def test_tables_of_detectors_and_names_of_timm_have_no_weight_decay(names):
         model = build_model(find_recipe("nuclei"), 2)
     model.no_weight_decay = lambda: names
     model.backbone.network.register_parameter("fc", nn.Parameter(torch.zeros(2, 2)))
-    optimizer = TrainingModule(classification_task(DIGITS, model), DIGITS, 1).configure_optimizers()["optimizer"]
+    optimizer = TrainingModule(classification_task(DIGITS, model), 1).configure_optimizers()["optimizer"]
     decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
     exempt = {name for name, p in model.named_parameters() if p.dim() > 1 and id(p) not in decayed}
     assert exempt == {*names} | {name for name, _ in model.named_parameters() if name.endswith(".embedding.table")}

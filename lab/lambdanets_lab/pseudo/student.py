@@ -197,11 +197,12 @@ class StudentTask(ClassificationTask):
         select(labels, folder / "selection", confidence=0.0, per_class=len(splits.train) // 4)
         return replace(recipe, pseudo_labels=str(folder / "selection"), pseudo_images=str(shards))
 
-    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> ImageBatches:
+    def training_batches(self, batch_slice: BatchSlice) -> ImageBatches:
+        recipe = self.recipe
         order = StudentOrder(self.images, recipe.batch_size, recipe.pseudo_batch_size, recipe.seed, batch_slice)
         return make_batches(recipe, self.images, batch_slice=batch_slice, order=order)
 
-    def losses(self, batch: Batch, recipe: Any) -> dict[str, Tensor]:
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Return the losses of a batch whose labels are class probabilities."""
         logits = self.logits(batch)
         loss = F.cross_entropy(logits, batch.targets, reduction="sum")

@@ -103,7 +103,7 @@ class Batches:
         batch_slice: BatchSlice | None = None,
         order: Order | None = None,
     ) -> None:
-        self._slice = batch_slice = batch_slice or BatchSlice()
+        self.batch_slice = batch_slice = batch_slice or BatchSlice()
         if not len(images):
             raise InputError(f"number of {'training' if training else 'validation'} images must be at least 1, got 0")
         ranks, self.accumulation_steps = batch_slice.world_size, batch_slice.accumulation_steps
@@ -197,7 +197,7 @@ class Batches:
         if state["steps_per_epoch"] != self.steps_per_epoch:
             raise InputError(
                 f"steps per epoch must be {state['steps_per_epoch']}, as before, got {self.steps_per_epoch} "
-                f"with {self._slice.world_size} ranks and {self.accumulation_steps} accumulation steps; use fewer"
+                f"with {self.batch_slice.world_size} ranks and {self.accumulation_steps} accumulation steps; use fewer"
             )
         self._num_yielded = state["steps"] * self.accumulation_steps
 

@@ -81,8 +81,8 @@ class ClassificationTask(Task):
             image_size=min(recipe.image_size, 32),
         )
 
-    def training_batches(self, recipe: ClassificationRecipe, batch_slice: BatchSlice) -> ImageBatches:
-        return make_batches(recipe, self.training, batch_slice=batch_slice)
+    def training_batches(self, batch_slice: BatchSlice) -> ImageBatches:
+        return make_batches(self.recipe, self.training, batch_slice=batch_slice)
 
     def num_images(self, batch: Batch) -> int:
         return len(batch.images) if len(batch.images) > 1 else 0  # batch norm after global pooling needs two
@@ -91,9 +91,9 @@ class ClassificationTask(Task):
         preprocessing = self.preprocessing
         return self.model(normalize(batch.images, preprocessing.mean, preprocessing.std)).float()
 
-    def losses(self, batch: Batch, recipe: ClassificationRecipe) -> dict[str, Tensor]:
-        logits = self.logits(batch)
-        loss = F.cross_entropy(logits, batch.targets, label_smoothing=recipe.label_smoothing, reduction="sum")
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        logits, smoothing = self.logits(batch), self.recipe.label_smoothing
+        loss = F.cross_entropy(logits, batch.targets, label_smoothing=smoothing, reduction="sum")
         return {"loss": loss, "top1": (logits.argmax(1) == batch.targets).sum()}
 
 

@@ -70,7 +70,8 @@ class CocoTask(Task):
     def augment(image: Image, annotated: AnnotatedImage, recipe: Any) -> tuple[Tensor, Target]:
         """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
 
-    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches:
+    def training_batches(self, batch_slice: BatchSlice) -> Batches:
+        recipe = self.recipe
         return Batches(
             self.training,
             partial(_load, augment=self.augment, recipe=recipe),

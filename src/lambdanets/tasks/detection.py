@@ -148,7 +148,7 @@ class DetectionTask(CocoTask):
         sizes = [image.shape[-2:] for image in batch.images]
         return len(sizes) if sum(-(-height // stride) * -(-width // stride) for height, width in sizes) > 1 else 0
 
-    def losses(self, batch: Batch, recipe: DetectionRecipe) -> dict[str, Tensor]:
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Return the losses, each a mean over the regions sampled in a micro-batch, times its number of images."""
         losses = self.model(batch.images, batch.targets)
         sums = {name: losses[key].float() * len(batch.images) for key, name in LOSS_NAMES.items()}

@@ -61,17 +61,17 @@ class SegmentationTask(CocoTask):
 
     recipe: SegmentationRecipe
 
-    def losses(self, batch: Batch, recipe: SegmentationRecipe) -> dict[str, Tensor]:
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
         logits = self.model(torch.stack(batch.images).contiguous(memory_format=torch.channels_last))
         targets = torch.stack([target[SEMANTIC_MASK] for target in batch.targets])
         expected = (len(targets), 1 + len(self.classes), *targets.shape[1:])
         if tuple(logits.shape) != expected:
             raise InputError(
                 f"model must return one number per class and pixel, {expected}, got {tuple(logits.shape)} from "
-                f"{recipe.model}; choose a U-Net such as lambda_unet_small"
+                f"{self.recipe.model}; choose a U-Net such as lambda_unet_small"
             )
         cross_entropy, dice_loss = (losses.sum() for losses in cross_entropy_and_dice(logits, targets))
-        loss = cross_entropy + recipe.dice_weight * dice_loss
+        loss = cross_entropy + self.recipe.dice_weight * dice_loss
         return {"loss": loss, "cross_entropy": cross_entropy, "dice_loss": dice_loss}
 
 

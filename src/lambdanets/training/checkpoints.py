@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from torch import nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.errors import InputError, one_line
@@ -22,7 +21,7 @@ from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import echo
 from lambdanets.training.distributed import all_reduce_sum
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.recipe import TrainingRecipe
+from lambdanets.training.task import Task
 
 LAST = "last.ckpt"
 BEST = "best.ckpt"
@@ -183,15 +182,13 @@ def _advice(path: Path) -> str:
     return f"remove {LAST} and {PREVIOUS} in {path.parent} to restart the run; {BEST} can still be evaluated"
 
 
-def check_resumable(
-    path: Path, model: nn.Module, recipe: TrainingRecipe, classes: tuple[str, ...], fingerprint: str
-) -> None:
-    """Load a checkpoint's weights into the model.
+def check_resumable(path: Path, task: Task) -> None:
+    """Load a checkpoint's weights into the model of a task.
 
-    Raises InputError unless the checkpoint is from a run of this recipe on data with these classes
-    and this fingerprint. The recipe's `CHANGEABLE` fields may differ.
+    Raises InputError unless the checkpoint is from a run of its recipe on its data. The recipe's `CHANGEABLE` fields
+    may differ.
     """
-    advice = _advice(path)
+    recipe, advice = task.recipe, _advice(path)
     try:
         tensors, state = read_weights(path)
         card = read_card(path, state)
@@ -201,8 +198,8 @@ def check_resumable(
         raise InputError(f"{path} must be a checkpoint of a run: {one_line(error)}; {advice}") from error
     if saved.without_changeable_fields() != recipe.without_changeable_fields():
         raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
-    if card.classes != classes:
+    if card.classes != task.classes:
         raise InputError(f"the classes of the data have changed since the run started; start a new run, or {advice}")
-    if saved_fingerprint != fingerprint:
+    if saved_fingerprint != task.fingerprint:
         raise InputError("the data has changed since the run started (images, file names or classes); start a new run")
-    load_tensors(model, tensors, str(path))
+    load_tensors(task.model, tensors, str(path))

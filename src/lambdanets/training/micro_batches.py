@@ -3,7 +3,7 @@
 import copy
 import sys
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -16,10 +16,8 @@ from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.terminal import echo
 from lambdanets.training.distributed import World, all_gather_lists
-from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.task import Task
 
-AnyRecipe = TypeVar("AnyRecipe", bound=TrainingRecipe)
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 
 
@@ -30,14 +28,14 @@ class Trial:
     batch norm needs several values per channel.
     """
 
-    def __init__(self, task: Task, recipe: TrainingRecipe, device: torch.device) -> None:
-        self.recipe, self.device = recipe, device
-        self._batches = task.training_batches(recipe, BatchSlice())
+    def __init__(self, task: Task, device: torch.device) -> None:
+        self.recipe, self.device = task.recipe, device
+        self._batches = task.training_batches(BatchSlice())
         self._example = task.largest_example(self._batches)
         self._task = copy.copy(task)
         self._task.model = copy.deepcopy(task.model).to(device).train()
         self._parameters = list(self._task.model.parameters())
-        num_states = (1 if recipe.optimizer == "sgd" else 2) + (recipe.ema_decay is not None)
+        num_states = (1 if self.recipe.optimizer == "sgd" else 2) + (self.recipe.ema_decay is not None)
         self.state_bytes = (1 + num_states) * sum(parameter.nbytes for parameter in self._parameters)
         self.smallest = 1 if self._task.num_images(self._batch(1)) else 2
 
@@ -57,7 +55,7 @@ class Trial:
                 torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),
                 torch.autocast(self.device.type, autocast, enabled=autocast is not None),
             ):
-                loss = self._task.losses(batch, self.recipe)["loss"]
+                loss = self._task.losses(batch)["loss"]
             if backward:
                 loss.backward()
                 loss.item()  # waits for the GPU
@@ -111,8 +109,8 @@ class Trial:
             self.step(self.smallest, backward=False)
 
 
-def with_micro_batch(task: Task, recipe: AnyRecipe, world: World) -> tuple[AnyRecipe, BatchSlice]:
-    """Return the recipe with a micro_batch that fits into memory on all ranks, and this rank's slice.
+def choose_micro_batch(task: Task, world: World) -> BatchSlice:
+    """Set a micro_batch in the task's recipe that fits into memory on all ranks; return this rank's slice.
 
     A micro_batch that does not fit is halved until it fits, with a message. Gradients are
     accumulated, so only the statistics of batch norm depend on the micro-batch.
@@ -120,8 +118,8 @@ def with_micro_batch(task: Task, recipe: AnyRecipe, world: World) -> tuple[AnyRe
     Raises InputError if the smallest micro-batch does not fit, if the model cannot be trained on
     the images, or if the batch is too small for the world size.
     """
-    device, ranks = best_device(), world.world_size
-    trial = Trial(task, recipe, device)
+    device, ranks, recipe = best_device(), world.world_size, task.recipe
+    trial = Trial(task, device)
     smallest = trial.smallest
     sizes = recipe.step_sizes(len(task.training))
     fewest, most = sum(size // ranks for size in sizes), sum(-(-size // ranks) for size in sizes)
@@ -142,7 +140,8 @@ def with_micro_batch(task: Task, recipe: AnyRecipe, world: World) -> tuple[AnyRe
     # no micro-batch has fewer images than the smallest; if possible, none has more than the largest
     steps = max(1, min(-(-most // largest), fewest // smallest))
     # Store the maximum that fits, not the actual size: a resumed run then has the same steps.
-    return replace(recipe, micro_batch=largest), BatchSlice(world.rank, ranks, steps, smallest)
+    task.recipe = replace(recipe, micro_batch=largest)
+    return BatchSlice(world.rank, ranks, steps, smallest)
 
 
 def largest_micro_batch(trial: Trial, requested: int, free: int) -> int:

@@ -26,25 +26,22 @@ _MIN_GRADIENT_SCALE = 2.0**-10
 
 
 class TrainingModule(LightningModule):
-    """Trains the model of a task with a recipe.
+    """Trains the model of a task.
 
     batch_slice: the images of each global batch that this rank computes, and its accumulation
     steps. validation_metrics: metrics of the last validation, the same on all ranks; empty if no
     image was readable. validation_summary: the most important ones, as text.
     """
 
-    def __init__(
-        self, task: Task, recipe: TrainingRecipe, steps_per_epoch: int, batch_slice: BatchSlice | None = None
-    ) -> None:
+    def __init__(self, task: Task, steps_per_epoch: int, batch_slice: BatchSlice | None = None) -> None:
         super().__init__()
-        self.task, self.model = task, task.model
-        self.recipe = recipe
+        self.task, self.model, self.recipe = task, task.model, task.recipe
         self.steps_per_epoch = steps_per_epoch
         self.batch_slice = batch_slice or BatchSlice()
         self._num_micro_batches = self.batch_slice.world_size * self.batch_slice.accumulation_steps  # per step
         self.validation_metrics: dict[str, float] = {}
         self.validation_summary = ""
-        self._evaluator = task.evaluator(recipe, task.validation)
+        self._evaluator = task.evaluator(task.validation)
         self._measures: list[Any] = []  # of the validation images of this rank
         self._num_images = 0  # of the last micro-batch
         self.ends_step = True  # whether it is the last micro-batch of its step
@@ -78,7 +75,7 @@ class TrainingModule(LightningModule):
                 )
             # the gradient is zero; other ranks wait for it in the all-reduce
             return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}
-        sums = self.task.losses(batch, self.recipe)
+        sums = self.task.losses(batch)
         # Gradients are averaged over ranks and micro-batches, but these may have different numbers of images.
         loss = sums["loss"] * (self._num_micro_batches / batch.step_images)
         self._count_nonfinite(loss)
@@ -143,7 +140,7 @@ class TrainingModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_finite()
-        checkpoint["lambdanets"] = self.task.card(self.recipe).to_json()
+        checkpoint["lambdanets"] = self.task.card().to_json()
         checkpoint["initial_weights"] = self.task.initial_weights  # the file may be removed
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

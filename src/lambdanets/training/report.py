@@ -11,7 +11,6 @@ from lambdanets.files import atomic_open
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.records import read_json, write_json
 from lambdanets.terminal import echo
-from lambdanets.training.recipe import TrainingRecipe
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 
@@ -28,16 +27,14 @@ def write_findings(task: Task, folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def finish(
-    task: Task, recipe: TrainingRecipe, folder: Path, log: RunLog, seconds: float, processes: int
-) -> dict[str, Any]:
+def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> dict[str, Any]:
     """Evaluate the trained model; write the weights, the figures and, last, result.json; return the result."""
     task.model.to(best_device()).eval()  # Lightning moves the model to the CPU at the end
-    evaluator = task.evaluator(recipe, task.validation if task.test is None else task.test)
+    recipe, evaluator = task.recipe, task.evaluator(task.validation if task.test is None else task.test)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size
     evaluation = evaluator.evaluate(batch_size, recipe.workers)
     evaluator.draw(evaluation, folder)
-    save_weights(folder / WEIGHTS, task.model, task.card(recipe).without_paths().to_json())
+    save_weights(folder / WEIGHTS, task.model, task.card().without_paths().to_json())
     draw_curves(log, folder / "curves.png")
     fields = evaluation.to_dict()
     if task.test is not None:

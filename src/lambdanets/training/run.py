@@ -3,7 +3,7 @@
 import sys
 import timeit
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import Callback, Timer
 from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
-from lambdanets.data.order import BatchSlice
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import best_device
 from lambdanets.errors import InputError
@@ -25,8 +24,8 @@ from lambdanets.signals import check_signals, handle_signals
 from lambdanets.terminal import echo
 from lambdanets.training.checkpoints import BEST, KeepBest, KeepLast, check_resumable, has_checkpoint, newest_checkpoint
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
-from lambdanets.training.initial_weights import identify_weights
-from lambdanets.training.micro_batches import AnyRecipe, Trial, with_micro_batch
+from lambdanets.training.initial_weights import build_model, identify_weights
+from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class, write_recipe
 from lambdanets.training.report import RESULT, finish, read_result, write_findings
@@ -37,17 +36,6 @@ from lambdanets.work import WorkFolder
 
 TIMED_STEPS = 3  # of a dry run
 MAX_IMAGES_ON_CPU = 8  # more do not take less time per image
-
-
-@dataclass(frozen=True)
-class PreparedRun:
-    """A run that is ready to train: the data is open, the model is built, the micro-batch fits."""
-
-    task: Task
-    recipe: TrainingRecipe
-    batch_slice: BatchSlice
-    training: Batches
-    validation: Batches
 
 
 def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
@@ -75,7 +63,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
                 stored = read_recipe(folder / RECIPE)
                 changes = {name: getattr(recipe, name) for name in stored.CHANGEABLE}
                 recipe = replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
-            return _train(prepare(recipe, world, has_checkpoint(folder)), folder, world)
+            return _train(*prepare(recipe, world, has_checkpoint(folder)), folder, world)
         if not world.is_rank_zero:
             return {}
         result = read_result(folder)
@@ -100,7 +88,7 @@ def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]
 def check(recipe: TrainingRecipe) -> Task:
     """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
     with process_group() as world:
-        return prepare(resolve_recipe(recipe), world).task
+        return prepare(resolve_recipe(recipe), world)[0]
 
 
 def dry_run(recipe: TrainingRecipe) -> list[str]:
@@ -110,14 +98,13 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
     where training would.
     """
     with process_group() as world:
-        prepared = prepare(resolve_recipe(recipe), world)
-        task, recipe, steps = prepared.task, prepared.recipe, prepared.training.steps_per_epoch
+        task, training, _ = prepare(resolve_recipe(recipe), world)
+        recipe, steps, accumulation = task.recipe, training.steps_per_epoch, training.accumulation_steps
         images_per_step = sum(recipe.step_sizes(len(task.training)))
-        accumulation = prepared.batch_slice.accumulation_steps
         micro_batch = -(-images_per_step // (world.world_size * accumulation))
         device = best_device()
         size = micro_batch if device.type == "cuda" else min(micro_batch, MAX_IMAGES_ON_CPU)
-        trial = Trial(task, recipe, device)
+        trial = Trial(task, device)
         trial.step(size)  # the first one prepares kernels
         seconds = timeit.timeit(lambda: trial.step(size), number=TIMED_STEPS) / TIMED_STEPS
         seconds *= micro_batch * accumulation / size
@@ -153,7 +140,7 @@ def _is_name(field: str, value: str) -> bool:
     return field == "data" and (value == "digits" or (is_timm_name(value) and not Path(value).is_file()))
 
 
-def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
+def resolve_recipe(recipe: TrainingRecipe) -> TrainingRecipe:
     """Return the recipe with absolute paths, a model name and a precision: bf16-mixed where a GPU supports it, if auto.
 
     Raises InputError if a required field is missing.
@@ -164,7 +151,7 @@ def resolve_recipe(recipe: AnyRecipe) -> AnyRecipe:
     if recipe.precision == "auto":
         has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
         recipe = replace(recipe, precision="bf16-mixed" if has_bfloat16 else "32-true")
-    resolved: AnyRecipe = task_class(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
+    resolved: TrainingRecipe = task_class(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
     if not resolved.model:
         raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
     return resolved
@@ -189,18 +176,19 @@ def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
     return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identify(recipe), read_identity, advice)
 
 
-def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> PreparedRun:
-    """Open the data, build the model and choose the micro-batch. A resumed run gets its weights from its checkpoint."""
+def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> tuple[Task, Batches, Batches]:
+    """Open the data, build the model and choose the micro-batch; return the task, training and validation batches.
+
+    A resumed run gets its weights from its checkpoint.
+    """
     opened: list[Task] = []  # first on rank zero: if it fails there, only its error is reported
     broadcast_from_rank_zero(lambda: opened.append(open_task(recipe, world, resumed)))
     task = opened[0] if opened else open_task(recipe, world, resumed)
-    recipe, batch_slice = with_micro_batch(task, recipe, world)
+    batch_slice = choose_micro_batch(task, world)
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
-    training = task.training_batches(recipe, batch_slice)
-    batch_size = task.EVALUATION_BATCH_SIZE or recipe.batch_size
-    evaluator = task.evaluator(recipe, task.validation)
+    batch_size, evaluator = task.EVALUATION_BATCH_SIZE or recipe.batch_size, task.evaluator(task.validation)
     validation = evaluator.batches(batch_size=batch_size, workers=recipe.workers, batch_slice=batch_slice)
-    return PreparedRun(task, recipe, batch_slice, training, validation)
+    return task, task.training_batches(batch_slice), validation
 
 
 def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Task:
@@ -219,18 +207,17 @@ def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Ta
         if (images := getattr(task, split)) is not None:
             check_readable(images.load, len(images), split, recipe.max_unreadable)
     seed_everything(recipe.seed, verbose=False)
-    task.model = task.build(replace(recipe, weights=None) if resumed else recipe)
+    task.model = build_model(replace(recipe, weights=None) if resumed else recipe, task.classes)
     if recipe.weights is not None and not resumed:  # of a resumed run, they are in the checkpoint
         task.initial_weights = identify_weights(recipe.weights)
     return task
 
 
-def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
-    task, recipe, model = prepared.task, prepared.recipe, prepared.task.model
-    checkpoints = folder / "checkpoints"
+def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> dict[str, Any]:
+    recipe, model, checkpoints = task.recipe, task.model, folder / "checkpoints"
     checkpoint = broadcast_from_rank_zero(lambda: newest_checkpoint(checkpoints))
     if checkpoint is not None:
-        check_resumable(checkpoint, model, recipe, task.classes, task.fingerprint)
+        check_resumable(checkpoint, task)
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_recipe(recipe, folder / RECIPE))
     if world.is_rank_zero:
@@ -239,25 +226,25 @@ def _train(prepared: PreparedRun, folder: Path, world: World) -> dict[str, Any]:
             echo(f"{note}; choose fewer with --warmup-epochs", file=sys.stderr)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))
         write_findings(task, folder)
-    module = TrainingModule(task, recipe, prepared.training.steps_per_epoch, prepared.batch_slice)
+    module = TrainingModule(task, training.steps_per_epoch, training.batch_slice)
     if getattr(recipe, "compile", False):  # a field of the tasks whose models can be compiled
         model.compile()
     timer = Timer()
-    log = RunLog(folder, task, world, recipe.max_unreadable)
+    log = RunLog(folder, task, world)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
     best = KeepBest(checkpoints, task.BEST_METRIC, task.patience)
-    last = KeepLast(checkpoints, recipe.checkpoint_every, prepared.training, task.fingerprint)
+    last = KeepLast(checkpoints, recipe.checkpoint_every, training, task.fingerprint)
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [*([ema] if ema else []), log, timer, best, last]
-    trainer = make_trainer(recipe, folder, callbacks, world, prepared.batch_slice.accumulation_steps)
+    trainer = make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
     check_signals()
-    with prepared.training, prepared.validation, closing(log), handle_signals(last.handle_signal):
-        trainer.fit(module, prepared.training, prepared.validation, ckpt_path=checkpoint)
+    with training, validation, closing(log), handle_signals(last.handle_signal):
+        trainer.fit(module, training, validation, ckpt_path=checkpoint)
     if ema:
         ema.copy_to(module)
     if task.patience:
         load_tensors(model, read_weights(checkpoints / BEST)[0], str(checkpoints / BEST))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     seconds = timer.time_elapsed("train")
-    result = broadcast_from_rank_zero(lambda: finish(task, recipe, folder, log, seconds, world.world_size))
+    result = broadcast_from_rank_zero(lambda: finish(task, folder, log, seconds, world.world_size))
     return result if world.is_rank_zero else {}

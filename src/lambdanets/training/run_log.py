@@ -32,12 +32,12 @@ class RunLog(Callback):
     memory of rank 0. On a GPU, only a row and a checkpoint wait for its steps. Rows are stored in checkpoints: a
     resumed run has each step once.
 
-    unreadable: one message per skipped image, over all ranks; with more than max_unreadable the run stops.
+    unreadable: one message per skipped image, over all ranks; with more than the recipe's limit the run stops.
     """
 
     state_key = "History"  # its name in checkpoints, also in those of earlier versions
 
-    def __init__(self, folder: Path, task: Task, world: World, max_unreadable: int) -> None:
+    def __init__(self, folder: Path, task: Task, world: World) -> None:
         self.path = folder / METRICS
         self.metrics = tuple(dict.fromkeys((*task.TRAINING_METRICS, *task.VALIDATION_METRICS)))
         self.rows: list[list[Any]] = []  # lines of metrics.csv; None where nothing was measured
@@ -46,7 +46,7 @@ class RunLog(Callback):
         self._columns = (*COLUMNS, *self.metrics, *SPEED)
         self._losses = task.TRAINING_METRICS
         self._world = world
-        self._max_unreadable = max_unreadable
+        self._max_unreadable = task.recipe.max_unreadable
         # images and losses since the last row, of this rank
         self._sums = torch.zeros(1 + len(self._losses), dtype=torch.float64)
         self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`

@@ -15,14 +15,13 @@ from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.records import shared_fields
 from lambdanets.registry import predictor_of
-from lambdanets.training.initial_weights import build_model
 
 
 class Task(ABC):
     """Data, model and losses of a recipe, for the training loop in `run.py`.
 
-    `__init__` opens the data and sets the attributes without a default below. `run` then sets `model` to what `build`
-    returns. The recipe passed to the methods has a micro_batch that fits into memory.
+    `__init__` opens the data and sets the attributes without a default below. `run` then sets `model`, and the
+    micro_batch of `recipe` to one that fits into memory.
     """
 
     # Columns of metrics.csv: those that `losses` returns, with "loss", which is minimized, and those of
@@ -73,12 +72,8 @@ class Task(ABC):
             checkpoint_every=2,
         )
 
-    def build(self, recipe: Any) -> Any:
-        """Build the model, with the recipe's initial weights."""
-        return build_model(recipe, self.classes)
-
     @abstractmethod
-    def training_batches(self, recipe: Any, batch_slice: BatchSlice) -> Batches:
+    def training_batches(self, batch_slice: BatchSlice) -> Batches:
         """Return the training batches."""
 
     def largest_example(self, batches: Batches) -> Any:
@@ -90,17 +85,17 @@ class Task(ABC):
         return len(batch.images)
 
     @abstractmethod
-    def losses(self, batch: Any, recipe: Any) -> dict[str, Tensor]:
+    def losses(self, batch: Any) -> dict[str, Tensor]:
         """Return the TRAINING_METRICS of a batch, each summed over its images."""
 
-    def card(self, recipe: Any) -> ModelCard:
+    def card(self) -> ModelCard:
         """Return the model card, whose fields are those of the recipe and attributes of the task."""
-        card_type = predictor_of(recipe.task).card_type
-        return make_card(card_type, recipe, **shared_fields(self, card_type))
+        card_type = predictor_of(self.recipe.task).card_type
+        return make_card(card_type, self.recipe, **shared_fields(self, card_type))
 
-    def evaluator(self, recipe: Any, images: Any) -> Evaluator:
+    def evaluator(self, images: Any) -> Evaluator:
         """Return the evaluator of the model on `validation` or `test`."""
-        predictor = predictor_of(recipe.task)(self.model, self.card(recipe))
+        predictor = predictor_of(self.recipe.task)(self.model, self.card())
         evaluator: Evaluator = predictor.evaluator_type(predictor, images)
         return evaluator
 

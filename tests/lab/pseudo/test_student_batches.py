@@ -10,7 +10,6 @@ from PIL import Image
 
 from lambdanets.data.labeled_images import ImageArray, ImageBatches
 from lambdanets.data.order import BatchSlice
-from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets_lab.pseudo.student import StudentImages, StudentOrder, StudentTask
 
 
@@ -97,6 +96,6 @@ def test_label_smoothing_applies_only_to_hard_labels(smoothing):
     np.testing.assert_allclose(batch.targets, expected, atol=1e-7)
     assert batch.targets.dtype == torch.float32
     task = SimpleNamespace(logits=lambda batch: batch.images)
-    sums = StudentTask.losses(task, batch._replace(images=torch.zeros(10, 3)), DIGITS)
+    sums = StudentTask.losses(task, batch._replace(images=torch.zeros(10, 3)))
     assert sums["loss"].item() == pytest.approx(10 * np.log(3), rel=1e-6)
     assert sums["top1"].item() == sum(n % 100 % 3 == 0 for n in brightness(batch))

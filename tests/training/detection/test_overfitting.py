@@ -50,7 +50,7 @@ def test_overfits_one_image(tmp_path):
     names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
     detector = Detector(model, make_card(DetectorCard, recipe, names, category_ids=ids))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
-    (batch,) = task.training_batches(recipe, BatchSlice())
+    (batch,) = task.training_batches(BatchSlice())
     ap50_history = []
     for step in range(1, STEPS + 1):
         model.train()

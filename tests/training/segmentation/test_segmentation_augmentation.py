@@ -69,7 +69,7 @@ def test_training_crops_depend_only_on_seed_and_epoch(workers, tmp_path):
     recipe = tiny_segmentation(tmp_path / "digits")
 
     def crops(recipe):
-        with SegmentationTask(recipe).training_batches(recipe, BatchSlice()) as batches:
+        with SegmentationTask(recipe).training_batches(BatchSlice()) as batches:
             return [torch.stack(batch.images) for _ in range(2) for batch in batches]
 
     expected, actual = crops(recipe), crops(replace(recipe, workers=workers))

@@ -51,8 +51,8 @@ def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
 def make_module(recipe, batch_slice=None):
     torch.manual_seed(0)
     task = SegmentationTask(recipe)
-    task.model = task.build(recipe).eval()
-    module = TrainingModule(task, recipe, 1, batch_slice)
+    task.model = build_model(recipe, task.classes).eval()
+    module = TrainingModule(task, 1, batch_slice)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     return module
 
@@ -60,7 +60,7 @@ def make_module(recipe, batch_slice=None):
 def validate(recipe, batch_slice):
     module = make_module(recipe, batch_slice)
     module.on_validation_epoch_start()
-    evaluator = module.task.evaluator(recipe, module.task.validation)
+    evaluator = module.task.evaluator(module.task.validation)
     for batch_idx, batch in enumerate(evaluator.batches(batch_size=1, batch_slice=batch_slice)):
         module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
