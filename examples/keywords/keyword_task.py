@@ -69,14 +69,11 @@ class KeywordNetwork(nn.Module):
         return self.head
 
 
-def load(recordings: Recordings, index: int, noise: float = 0.0) -> tuple[Tensor, int]:
+def load(recordings: Recordings, index: int, noise: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return a recording and its label. A `Batch` has lists of them: `images` and `targets`."""
     recording, label = recordings.load(index)
-    return recording + noise * torch.randn(recording.shape), label  # seeded by the seed, the epoch and the index
-
-
-def collate(recordings: list[Tensor], labels: list[int]) -> tuple[Tensor, Tensor]:
-    """Return the `images` of a `Batch`, here recordings (b, 1, LENGTH), and its `targets` (b,)."""
-    return torch.stack(recordings), torch.tensor(labels)
+    noisy = recording + noise * torch.randn(recording.shape)  # seeded by the seed, the epoch and the index
+    return noisy, torch.tensor(label)
 
 
 @dataclass(frozen=True)
@@ -98,10 +95,13 @@ class KeywordEvaluator(Evaluator):
     """Measures (index, whether the keyword is correct) of each recording."""
 
     def batches(self, **options: Any) -> Batches:
-        return Batches(self.images, load, collate, **options)
+        return Batches(self.images, load, **options)
 
     def measure(self, batch: Batch) -> list[Any]:
-        correct = self.predictor.outputs(batch.images).argmax(1).cpu() == batch.targets.cpu()
+        if not batch.images:  # none could be read
+            return []
+        logits = self.predictor.outputs(torch.stack(batch.images))
+        correct = logits.argmax(1).cpu() == torch.stack(batch.targets).cpu()
         return list(zip(batch.indices.tolist(), correct.tolist(), strict=True))
 
     def score(self, measures: list[Any], unreadable: list[str]) -> KeywordEvaluation:
@@ -164,7 +164,6 @@ class KeywordTask(Task):
         return Batches(
             self.training,
             partial(load, noise=self.recipe.noise),
-            collate,
             batch_size=self.recipe.batch_size,
             seed=self.recipe.seed,
             training=True,
@@ -172,13 +171,10 @@ class KeywordTask(Task):
             batch_slice=batch_slice,
         )
 
-    def num_images(self, batch: Batch) -> int:
-        return len(batch.targets)
-
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        logits = self.model(batch.images)
-        loss = F.cross_entropy(logits, batch.targets, reduction="sum")
-        return {"loss": loss, "accuracy": (logits.argmax(1) == batch.targets).sum()}
+        logits, labels = self.model(torch.stack(batch.images)), torch.stack(batch.targets)
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        return {"loss": loss, "accuracy": (logits.argmax(1) == labels).sum()}
 
 
 ENTRY = TaskEntry(
