@@ -122,7 +122,7 @@ class Journal:
 
     def add(self, entry: Any) -> None:
         """Append an entry and flush it, so that it is kept if the process is killed."""
-        self._file.write(_encode_line(entry))
+        self._file.write(encode_line(entry))
         self._file.flush()
         self.entries.append(entry)
 
@@ -146,7 +146,7 @@ def open_journal(path: Path, identity: Mapping[str, Any]) -> Iterator[Journal]:
             file.truncate(len(complete))
             file.seek(len(complete))
             if not complete:
-                file.write(_encode_line(identity))
+                file.write(encode_line(identity))
             yield Journal(file, entries)
     except BaseException:
         if not entries:
@@ -172,7 +172,8 @@ def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any
     return ", and ".join(messages[:5])
 
 
-def _encode_line(entry: Any) -> bytes:
+def encode_line(entry: Any) -> bytes:
+    """Encode an entry of a file in JSON Lines format."""
     return encode_utf8(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from lambdanets.files import atomic_open
-from lambdanets.inference.figures import brighten
+from lambdanets.inference.figures import brighten, save_figure
 from lambdanets_lab.explain.attention import AttentionMap
 from lambdanets_lab.explain.explanation import ReceptiveField
 from lambdanets_lab.explain.view import View
@@ -93,7 +92,7 @@ def draw_attention(attention: AttentionMap, view: View, image: Image.Image, at: 
             axis.set_title(f"{term}, head {head}")
         figure.colorbar(drawn, ax=[first, *panels], label=f"weight by {term}")
     figure.suptitle(f"{attention.layer}: weights for the marked pixel")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_panels(
@@ -106,7 +105,7 @@ def draw_panels(
         axis.set_title(name, fontsize=9)
     figure.colorbar(drawn, ax=axes, label=label)
     figure.suptitle(title)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_receptive_field(field: ReceptiveField, image: Image.Image, at: tuple[int, int], path: Path) -> None:
@@ -118,7 +117,7 @@ def draw_receptive_field(field: ReceptiveField, image: Image.Image, at: tuple[in
     axis.add_patch(_field_box(field))
     axis.set_title(f"{field.module}: 90% of the gradient in {field.area():.1%} of the input")
     figure.colorbar(drawn, ax=axis, label="log10 of the gradient / its maximum")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _panels(count: int, columns: int, side: float = PANEL) -> tuple[Figure, list[Axes]]:
@@ -157,8 +156,3 @@ def _overlay(
     drawn = axis.imshow(values, cmap=colors, vmin=low, vmax=high, alpha=alpha, extent=extent, interpolation="nearest")
     axis.set(xlim=(-0.5, image.width - 0.5), ylim=(image.height - 0.5, -0.5))
     return drawn
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_open(path) as file:
-        figure.savefig(file, format="png", dpi=DPI)

@@ -129,23 +129,25 @@ def overlay(image: Image.Image, objects: Detections, *, with_scores: bool = True
 def draw_pairs(rows: Sequence[tuple[Image.Image, Image.Image]], folder: Path) -> None:
     """Write predictions.png, with drawings of the ground truth and the prediction of each image."""
     heights = [min(7 * truth.height / truth.width, 20) for truth, _ in rows]
-    figure = _new_figure(14, 0.5 + sum(heights))
+    figure = new_figure(14, 0.5 + sum(heights))
     axes = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
     for axis, title in zip(axes[0], ("ground truth", "prediction"), strict=True):
         axis.set_title(title, fontsize=16)
     for axis, image in zip(axes.flat, (image for row in rows for image in row), strict=True):
         axis.imshow(np.asarray(image))
         axis.set_axis_off()
-    _save(figure, folder / SHEET)
+    save_figure(figure, folder / SHEET)
 
 
-def _new_figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """Return a figure of a size in inches."""
     from matplotlib.figure import Figure  # here, since drawing on images does not need it
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as PNG, atomically."""
     with atomic_open(path) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for class names in other scripts
         figure.savefig(file, format="png", dpi=110)
@@ -153,7 +155,7 @@ def _save(figure: Any, path: Path) -> None:
 
 def draw_precision_recall(scores: Scores, folder: Path) -> None:
     """Plot the curves of boxes and masks, at IoU 0.5 and 0.75 and averaged over IoUs, in precision_recall.png."""
-    figure = _new_figure(10, 4.2)
+    figure = new_figure(10, 4.2)
     for axis, (iou_type, title) in zip(figure.subplots(1, 2), (("bbox", "boxes"), ("segm", "masks")), strict=True):
         axis.set(xlabel="recall", ylabel="precision", title=title, xlim=(0, 1), ylim=(0, 1.02))
         axis.grid(alpha=0.3)
@@ -161,7 +163,7 @@ def draw_precision_recall(scores: Scores, folder: Path) -> None:
             if (curve := scores.curve(iou_type, name)) is not None:
                 axis.plot(RECALLS, curve, label=f"{label}: {name} {100 * curve.mean():.1f}%", clip_on=False)
                 axis.legend(loc="upper right")
-    _save(figure, folder / "precision_recall.png")
+    save_figure(figure, folder / "precision_recall.png")
 
 
 def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImages, folder: Path) -> None:
@@ -174,7 +176,7 @@ def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImage
     evenly_spaced = np.linspace(0, len(correct) - 1, min(len(correct), MAX_SHOWN)).astype(int)
     shown = [*confident_errors, *by_confidence[evenly_spaced]]
     num_rows = -(-len(shown) // COLUMNS)
-    figure = _new_figure(1.5 * COLUMNS, 0.5 + 1.95 * num_rows)
+    figure = new_figure(1.5 * COLUMNS, 0.5 + 1.95 * num_rows)
     figure.suptitle(f"{len(wrong)} wrong and {len(correct)} correct of {len(is_correct)}", fontsize=13)
     grid = figure.subplots(num_rows, COLUMNS, squeeze=False)
     for axis in grid.flat:
@@ -186,7 +188,7 @@ def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImage
         color = CORRECT_COLOR if is_correct[i] else WRONG_COLOR
         axis.imshow(np.asarray(image), cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255)
         axis.set_title(prediction + truth, fontsize=9, color=color, parse_math=False)  # names may contain $
-    _save(figure, folder / SHEET)
+    save_figure(figure, folder / SHEET)
 
 
 def write_confusion(evaluation: ClassificationEvaluation, folder: Path) -> None:
@@ -196,7 +198,7 @@ def write_confusion(evaluation: ClassificationEvaluation, folder: Path) -> None:
     atomic_write(folder / "confusion_matrix.csv", encode_utf8(csv_table([("true \\ predicted", *classes), *rows])))
     fractions = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     side = min(max(4.0, 0.3 * len(classes)), 24.0)
-    figure = _new_figure(side + 1.5, side + 0.5)
+    figure = new_figure(side + 1.5, side + 0.5)
     axis = figure.subplots()
     image = axis.imshow(fractions, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     figure.colorbar(image, ax=axis, label="fraction of the true class")
@@ -209,4 +211,4 @@ def write_confusion(evaluation: ClassificationEvaluation, folder: Path) -> None:
         for (row, column), count in np.ndenumerate(matrix):
             color = "white" if fractions[row, column] > 0.5 else "black"
             axis.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=color)
-    _save(figure, folder / "confusion_matrix.png")
+    save_figure(figure, folder / "confusion_matrix.png")

@@ -1,6 +1,5 @@
 """What a task defines about its trained models, so that `load`, `evaluate` and the commands work for them."""
 
-import json
 import os
 import reprlib
 from abc import ABC, abstractmethod
@@ -23,9 +22,10 @@ from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.pixels import convert_image, rotate
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_open, atomic_write, encode_utf8
+from lambdanets.files import atomic_open, atomic_write
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.records import check
+from lambdanets.work import encode_line
 
 if TYPE_CHECKING:
     from lambdanets.inference.evaluator import Evaluator
@@ -175,8 +175,7 @@ class Predictor(ABC):
 
         By default `out` is a file with one line of JSON per image.
         """
-        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
-        atomic_write(out, encode_utf8("".join(lines)))
+        atomic_write(out, b"".join(map(encode_line, rows)))
         return f"{len(rows)} images"
 
 

@@ -4,10 +4,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from lambdanets.device import best_device, provenance
-from lambdanets.files import atomic_open
+from lambdanets.inference.figures import new_figure, save_figure
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.records import read_json, write_json
 from lambdanets.terminal import echo
@@ -66,7 +64,7 @@ def draw_curves(log: RunLog, path: Path) -> None:
     """Plot each metric in training and in validation against the step."""
     columns = min(len(log.metrics), 4)
     rows = -(-len(log.metrics) // columns)
-    figure = Figure(figsize=(4.5 * columns, 3.4 * rows), layout="constrained")
+    figure = new_figure(4.5 * columns, 3.4 * rows)
     for number, name in enumerate(log.metrics, 1):
         axis = figure.add_subplot(rows, columns, number)
         for split, color, marker in (("train", "#94a3b8", None), ("val", "#1d4ed8", "o")):
@@ -75,8 +73,7 @@ def draw_curves(log: RunLog, path: Path) -> None:
                 axis.legend()
         axis.set(xlabel="step", title=name)
         axis.grid(alpha=0.3)
-    with atomic_open(path) as file:
-        figure.savefig(file, format="png", dpi=110)
+    save_figure(figure, path)
 
 
 def read_result(folder: Path) -> dict[str, Any]:

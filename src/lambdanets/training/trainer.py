@@ -64,7 +64,6 @@ def _silence_lightning() -> None:
     for message in (
         ".*does not have many workers.*",
         ".*isinstance.treespec, LeafSpec.*",
-        ".*Glyph .* missing from font.*",  # class names in scripts that the font of the figures does not support
         ".*find_unused_parameters=True was specified.*",
         ".*Grad strides do not match bucket view strides.*",  # channels_last weights
     ):
