@@ -45,7 +45,7 @@ def add_noise(image: Image.Image) -> Tensor:
 def loader(
     source: ImageArray | None = None, transform: Callable[[Image.Image], Tensor] = add_noise, **options: Any
 ) -> ImageBatches:
-    defaults = {"channels": 1, "batch_size": 3, "seed": 0, "training": True, "workers": 0}
+    defaults = {"mode": "L", "batch_size": 3, "seed": 0, "training": True, "workers": 0}
     return ImageBatches(images() if source is None else source, transform, **{**defaults, **options})
 
 
@@ -67,7 +67,7 @@ def test_a_batch_has_images_labels_and_indices() -> None:
     assert batch.images[:, 0, 0, 0].tolist() == batch.indices.tolist()
     assert batch.targets.tolist() == [index % 3 for index in batch.indices.tolist()]
     assert batch.targets.dtype == batch.indices.dtype == torch.int64
-    assert next(iter(loader(channels=3))).images.shape == (3, 3, 2, 2)
+    assert next(iter(loader(mode="RGB"))).images.shape == (3, 3, 2, 2)
 
 
 def test_order_and_augmentation_depend_on_the_seed_but_not_on_workers() -> None:

@@ -110,7 +110,7 @@ class ClassificationEvaluator(Evaluator):
 
     def batches(self, **options: Any) -> ImageBatches:
         preprocessing = self.predictor.card.preprocessing
-        return ImageBatches(self.images, preprocessing.transform(), channels=preprocessing.channels, **options)
+        return ImageBatches(self.images, preprocessing.transform(), mode=preprocessing.mode, **options)
 
     def measure(self, batch: Batch) -> list[Any]:
         if not len(batch.targets):

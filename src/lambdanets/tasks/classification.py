@@ -102,7 +102,7 @@ def make_batches(recipe: ClassificationRecipe, images: Any, **options: Any) -> I
     return ImageBatches(
         images,
         make_transform(recipe),
-        channels=recipe.channels,
+        mode=recipe.mode,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         training=True,
