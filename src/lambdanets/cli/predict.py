@@ -74,12 +74,12 @@ def main(arguments: list[str]) -> int:
     report_left_out(found)
     paths = found.paths
     stretch = predictor.card.stretch if options.stretch is None else options.stretch == "on"
-    reading = {"channel": options.channel, "stretch": stretch} | predictor.infer_options(task_options)
+    reading = {"channel": options.channel, "stretch": stretch} | predictor.inference_options(task_options)
     images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
     identity = {"weights": weights.sha256()} | asdict(task_options) | reading | {"images": images_hash}
-    out = options.out or Path(predictor.output)
+    out = options.out or Path(predictor.default_out)
     with (
-        _open_output(out, is_file=bool(Path(predictor.output).suffix)) as path,
+        _open_output(out, is_file=bool(Path(predictor.default_out).suffix)) as path,
         resumable(f"finished images are saved in {path}"),
         open_journal(path, identity) as journal,
     ):

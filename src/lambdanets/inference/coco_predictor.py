@@ -109,7 +109,7 @@ class CocoPredictor(Predictor):
     def infer_tiles(self, image: Image, tile_size: int, batch_size: int) -> Any:
         """Predict on overlapping tiles of an image, of which `batch_size` share a forward pass."""
 
-    def infer_options(self, options: MaskOptions) -> dict[str, Any]:
+    def inference_options(self, options: MaskOptions) -> dict[str, Any]:
         tile_size = getattr(self.card, "tile_size", None) if options.tile_size is None else options.tile_size
         return {"tile_size": tile_size or None}
 

@@ -113,7 +113,7 @@ def _mean(precision: np.ndarray) -> float | None:
     return float(valid.mean()) if valid.size else None
 
 
-def evaluate(truth: Mapping[str, Any], results: Sequence[Result], *, max_detections: int = 100) -> Scores:
+def evaluate_results(truth: Mapping[str, Any], results: Sequence[Result], *, max_detections: int = 100) -> Scores:
     """Compute the precision of COCO results.
 
     truth: images, annotations and categories of a COCO instances file. Crowd regions are not objects, and detections

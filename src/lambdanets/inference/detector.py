@@ -17,8 +17,7 @@ from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
-from lambdanets.inference.coco_scores import coco_results
-from lambdanets.inference.coco_scores import evaluate as evaluate_results
+from lambdanets.inference.coco_scores import coco_results, evaluate_results
 from lambdanets.inference.detections import (
     COLUMNS,
     MASK_THRESHOLD,
@@ -80,7 +79,7 @@ class Detector(CocoPredictor):
 
     card_type = DetectorCard
     evaluator_type = DetectionEvaluator
-    output = "detections"
+    default_out = "detections"
 
     model: MaskRCNN
     card: DetectorCard

@@ -43,7 +43,7 @@ class Predictor(ABC):
     card_type: ClassVar[type[ModelCard]]
     evaluator_type: "ClassVar[type[Evaluator]]"
     default_batch_size: ClassVar[int] = 1  # of `predict`
-    output: ClassVar[str] = "predictions.jsonl"  # default of the command: a file if it has a suffix, or else a folder
+    default_out: ClassVar[str] = "predictions.jsonl"  # of the command: a file if it has a suffix, or else a folder
 
     model: Any
     card: Any
@@ -148,7 +148,7 @@ class Predictor(ABC):
         A task declares batch_size, of its tiles, and the options that it has.
         """
 
-    def infer_options(self, options: Any) -> dict[str, Any]:
+    def inference_options(self, options: Any) -> dict[str, Any]:
         """Return the options of `infer` for the task's options of the command."""
         return {}
 

@@ -83,7 +83,7 @@ class Segmenter(CocoPredictor):
 
     card_type = SegmenterCard
     evaluator_type = SegmentationEvaluator
-    output = "segmentations"
+    default_out = "segmentations"
 
     card: SegmenterCard
 
