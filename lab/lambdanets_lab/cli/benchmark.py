@@ -1,7 +1,5 @@
 """`lambdanets benchmark`."""
 
-import inspect
-
 from lambdanets.cli.options import parse
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.terminal import echo
@@ -19,8 +17,7 @@ def main(arguments: list[str]) -> int:
     kind, *words = arguments
     if kind not in OPTIONS:
         raise InputError(f"kind must be one of {', '.join(OPTIONS)}, got {kind!r}{nearest_hint(kind, OPTIONS)}")
-    description = inspect.cleandoc(OPTIONS[kind].__doc__ or "")
-    options = parse(OPTIONS[kind], words, prog=f"lambdanets benchmark {kind}", description=description)
+    options = parse(OPTIONS[kind], words, f"benchmark {kind}")
     from lambdanets_lab.benchmark.run import run
 
     run(kind, options)

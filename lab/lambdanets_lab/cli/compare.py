@@ -29,7 +29,7 @@ class Compare:
 
 @record
 class ResumeOrReport:
-    """Options of compare without studies."""
+    """Resume a comparison, or print its tables."""
 
     resume: Path | None = None
     """Folder of a comparison to resume; several processes may train in it."""
@@ -57,8 +57,7 @@ def main(arguments: list[str]) -> int:
         echo(*usage, "", *lines, "", "lambdanets compare STUDIES --help lists the options.")
         return 0
     if arguments[0].startswith("-"):
-        description = "Resume a comparison, or print its tables."
-        return _resume_or_report(parse(ResumeOrReport, arguments, prog="lambdanets compare", description=description))
+        return _resume_or_report(parse(ResumeOrReport, arguments, "compare"))
     names, *remaining = arguments
     has_recipe = bool(remaining) and not remaining[0].startswith("-")
     recipe = find_recipe(remaining[0] if has_recipe else "digits")

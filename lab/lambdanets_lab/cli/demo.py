@@ -12,7 +12,10 @@ from lambdanets.terminal import echo
 
 @record
 class Demo:
-    """Options of demo."""
+    """Serve a page on this machine that shows what trained models find in an image, and what lambda layers look at.
+
+    No data leaves the machine.
+    """
 
     models: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Run folders, weight files, or names of models that come with the package; by default all of these names."""
@@ -28,13 +31,7 @@ class Demo:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets demo` until a signal, and return its exit code."""
-    options = parse(
-        Demo,
-        arguments,
-        prog="lambdanets demo",
-        description="Serve a page on this machine that shows what trained models find in an image, and what their "
-        "lambda layers look at. No data leaves the machine.",
-    )
+    options = parse(Demo, arguments, "demo")
     with explain_missing_extras("demo"):
         from lambdanets_lab.demo.app import LOOPBACK, serve
     from lambdanets.inference.loading import load

@@ -11,7 +11,10 @@ from lambdanets.work import WorkFolder
 
 @record
 class Explain:
-    """Options of explain."""
+    """Show what lambda layers look at in an image.
+
+    Exact attention maps by content and by position, the share of each, the keys, and the receptive field.
+    """
 
     checkpoint: Annotated[str, POSITIONAL]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
@@ -31,13 +34,7 @@ class Explain:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets explain` and return its exit code."""
-    options = parse(
-        Explain,
-        arguments,
-        prog="lambdanets explain",
-        description="Show what lambda layers look at in an image: exact attention maps by content and by position, "
-        "the share of each, the keys, and the receptive field.",
-    )
+    options = parse(Explain, arguments, "explain")
     folder = WorkFolder(options.out)
     folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.data.images import read_image

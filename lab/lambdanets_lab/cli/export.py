@@ -22,7 +22,7 @@ DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt
 
 @record
 class Export:
-    """Options of export."""
+    """Export a model to a file for another runtime, run the file, and compare outputs and speed."""
 
     source: Annotated[str, POSITIONAL]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or trained model of the package, such as digits; or the
@@ -52,12 +52,7 @@ class Export:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets export` and return its exit code."""
-    options = parse(
-        Export,
-        arguments,
-        prog="lambdanets export",
-        description="Export a model to a file for another runtime, run the file, and compare outputs and speed.",
-    )
+    options = parse(Export, arguments, "export")
     out = options.out or Path(DEFAULT_FILES[options.to])
     check_new_file(out)  # before PyTorch is imported, which takes seconds
     from lambdanets.models import create_model

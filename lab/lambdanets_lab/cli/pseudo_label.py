@@ -17,7 +17,10 @@ from lambdanets.terminal import echo
 
 @record
 class Label:
-    """Options of pseudo-label."""
+    """Label images in shards with a teacher; write one table per shard.
+
+    Then select the labels to train on with: lambdanets pseudo-label select.
+    """
 
     teacher: Annotated[Path, POSITIONAL]
     """Trained classifier: run folder, weights.safetensors or .ckpt file."""
@@ -42,7 +45,7 @@ MAX_NAMES = 10  # maximum number of classes in a message
 
 @record
 class Select:
-    """Options of pseudo-label select."""
+    """Select confident pseudo-labels, balanced over classes, to train a student on."""
 
     labels: Annotated[Path, POSITIONAL]
     """Folder of pseudo-labels, written by lambdanets pseudo-label."""
@@ -60,11 +63,7 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets pseudo-label` and return its exit code."""
     if arguments and arguments[0] == "select":
         return _select(arguments[1:])
-    description = (
-        "Label images in shards with a teacher; write one table per shard. "
-        "Then select the labels to train on with: lambdanets pseudo-label select."
-    )
-    options = parse(Label, arguments, prog="lambdanets pseudo-label", description=description)
+    options = parse(Label, arguments, "pseudo-label")
     from lambdanets_lab.pseudo.labeling import label_shards
 
     started = time.monotonic()
@@ -86,12 +85,7 @@ def main(arguments: list[str]) -> int:
 
 def _select(arguments: list[str]) -> int:
     """Run `lambdanets pseudo-label select` and print statistics."""
-    options = parse(
-        Select,
-        arguments,
-        prog="lambdanets pseudo-label select",
-        description="Select confident pseudo-labels, balanced over classes, to train a student on.",
-    )
+    options = parse(Select, arguments, "pseudo-label select")
     from lambdanets_lab.pseudo.tables import SELECTION, select
 
     started = time.monotonic()

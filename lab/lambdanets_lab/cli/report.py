@@ -11,7 +11,7 @@ from lambdanets.terminal import echo
 
 @record
 class Report:
-    """Options of report."""
+    """Print box and mask AP of finished detection runs in percent, with gains over the first run."""
 
     runs: Annotated[tuple[Path, ...], POSITIONAL] = ()
     """Folders of finished runs; runs that differ only in the seed are averaged. Gains are relative to the first row."""
@@ -21,12 +21,7 @@ class Report:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets report` and return its exit code."""
-    options = parse(
-        Report,
-        arguments,
-        prog="lambdanets report",
-        description="Print box and mask AP of finished detection runs in percent, with gains over the first run.",
-    )
+    options = parse(Report, arguments, "report")
     if not options.runs:
         raise InputError("RUNS must be at least one folder of a finished run, got none")
     from lambdanets_lab.detection_report import report

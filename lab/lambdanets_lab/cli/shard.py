@@ -16,7 +16,7 @@ from lambdanets.terminal import echo
 
 @record
 class Shard:
-    """Options of shard."""
+    """Write a dataset as WebDataset shards, or verify or index existing shards."""
 
     data: Annotated[str, POSITIONAL]
     """Dataset, as in lambdanets train --data; without OUT, existing shards: a folder or, with --verify, a URL."""
@@ -48,8 +48,7 @@ class Shard:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets shard` and return its exit code, 2 for damaged shards."""
-    description = "Write a dataset as WebDataset shards, or verify or index existing shards."
-    options = parse(Shard, arguments, prog="lambdanets shard", description=description)
+    options = parse(Shard, arguments, "shard")
     threads = options.threads or os.cpu_count() or 1
     if options.out is not None and not options.index:
         return _write(options, options.out, threads)

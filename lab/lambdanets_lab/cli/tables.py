@@ -15,7 +15,7 @@ from lambdanets.terminal import echo
 
 @record
 class Tables:
-    """Options of tables."""
+    """Show the paper's tables, with this package's numbers next to the paper's."""
 
     tables: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Table numbers from 2 to 20, E.2 for the memory in Sec. E.2, and fn2 for that in footnote 2; all by default."""
@@ -41,8 +41,7 @@ class Tables:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets tables` and return its exit code: 1 for a failed check, else 0."""
-    description = "Show the paper's tables, with this package's numbers next to the paper's."
-    options = parse(Tables, arguments, prog="lambdanets tables", description=description)
+    options = parse(Tables, arguments, "tables")
     from lambdanets_lab.tables.paper import select_numbers
 
     numbers = select_numbers(options.tables)

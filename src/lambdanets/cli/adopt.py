@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @record
 class Adopt:
-    """Options of adopt."""
+    """Replace the lambda layers of a timm model, compare outputs and speed, and save the model."""
 
     source: Annotated[str, POSITIONAL]
     """timm model, such as lambda_resnet26t, hf-hub:USER/NAME, a folder in timm's hub format, or a weight file."""
@@ -40,12 +40,7 @@ class Adopt:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets adopt` and return its exit code."""
-    options = parse(
-        Adopt,
-        arguments,
-        prog="lambdanets adopt",
-        description="Replace the lambda layers of a timm model, compare outputs and speed, and save the model.",
-    )
+    options = parse(Adopt, arguments, "adopt")
     from lambdanets.data.image_search import find_images, report_left_out
 
     WorkFolder(options.out).is_started()  # before PyTorch is imported, which takes seconds

@@ -8,7 +8,10 @@ from lambdanets.terminal import echo
 
 @record
 class Kernels:
-    """Options of kernels."""
+    """Show the compiled library for this processor, or check the kernels on a GPU in bfloat16 and float32.
+
+    Each kernel is compiled, and compared with the definition in float64.
+    """
 
     device: str = "cpu"
     """cpu, cuda, or one GPU such as cuda:1, whose kernels are compiled and checked."""
@@ -16,11 +19,7 @@ class Kernels:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets kernels` and return its exit code: 1 if a kernel of the GPU fails."""
-    description = (
-        "Show the compiled library for this processor, or check the kernels on a GPU in bfloat16 "
-        "and float32: each is compiled and compared with the definition in float64."
-    )
-    options = parse(Kernels, arguments, prog="lambdanets kernels", description=description)
+    options = parse(Kernels, arguments, "kernels")
     import torch
 
     from lambdanets.device import resolve_device

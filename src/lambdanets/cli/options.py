@@ -35,9 +35,13 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message.removeprefix('argument ')}; {self.prog} --help lists the options")
 
 
-def parse(options: type[Options], arguments: Sequence[str], *, prog: str, description: str) -> Options:
-    """Parse the arguments of the command `prog` into a record. Raises InputError for invalid ones."""
-    parsed: Options = parse_all((options,), arguments, prog=prog, description=description)[0]
+def parse(options: type[Options], arguments: Sequence[str], command: str) -> Options:
+    """Parse the arguments of a command into a record, whose docstring describes the command in the help.
+
+    Raises InputError for invalid ones.
+    """
+    description = inspect.cleandoc(options.__doc__ or "")
+    parsed: Options = parse_all((options,), arguments, prog=f"lambdanets {command}", description=description)[0]
     return parsed
 
 
@@ -91,7 +95,10 @@ def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[st
     kind: Any = default if isinstance(default, type) else type(default)
     hints = get_type_hints(kind, include_extras=True)
     groups, texts = _titles_and_texts(kind)
-    parser_groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(groups.values())}
+    parser_groups = {
+        title: parser if (parser.description or "").startswith(title) else parser.add_argument_group(title)
+        for title in dict.fromkeys(groups.values())
+    }
     positionals: list[str] = []
     for field in dataclasses.fields(kind):
         if field.name in options:
