@@ -47,7 +47,6 @@ class ClassificationTask(Task):
         self.training, self.validation, self.test = splits.train, splits.validation, splits.test
         self.classes, self.source, self.left_out = splits.classes, splits.source, splits.left_out
         self.fingerprint, self.held_out, self.patience = splits.fingerprint, splits.held_out, recipe.patience
-        self.preprocessing = recipe.preprocessing
 
     @classmethod
     def resolve(cls, recipe: ClassificationRecipe) -> ClassificationRecipe:
@@ -88,8 +87,7 @@ class ClassificationTask(Task):
         return len(batch.images) if len(batch.images) > 1 else 0  # batch norm after global pooling needs two
 
     def logits(self, batch: Batch) -> Tensor:
-        preprocessing = self.preprocessing
-        return self.model(normalize(batch.images, preprocessing.mean, preprocessing.std)).float()
+        return self.model(normalize(batch.images, self.recipe.mean, self.recipe.std)).float()
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         logits, smoothing = self.logits(batch), self.recipe.label_smoothing

@@ -55,7 +55,6 @@ class CocoTask(Task):
         self.category_ids = tuple(category.id for category in categories)
         self.left_out = self.training.problems.left_out + self.validation.problems.left_out
         self.findings = {"training": self.training.problems, "validation": self.validation.problems}
-        self.problems = [f"{name}: {line}" for name, found in self.findings.items() for line in found.lines()]
         fingerprints = self.training.fingerprint + self.validation.fingerprint
         self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
 

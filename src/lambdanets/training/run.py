@@ -3,7 +3,7 @@
 import sys
 import timeit
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -166,7 +166,7 @@ def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
         # its initial weights in it. It reads its data, and recognizes it even if it was moved.
         unused = recipe.PATHS if finished else ("weights",) if resumes else ()
         paths = {name: getattr(recipe, name) for name in unused}
-        return {"task": recipe.task} | asdict(recipe.without_changeable_fields()) | paths
+        return recipe.without_changeable_fields().fields() | paths
 
     def read_identity(folder: Path) -> dict[str, Any] | None:
         path = folder / RECIPE
@@ -201,8 +201,8 @@ def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Ta
     task = task_class(recipe)(recipe)
     if (count := len(task.validation)) < (ranks := world.world_size):
         raise InputError(f"number of validation images must be at least {ranks}, one per rank, got {count}")
-    if world.is_rank_zero and task.problems:
-        echo(*task.problems, file=sys.stderr)
+    if world.is_rank_zero:
+        echo(*(f"{name}: {line}" for name, found in task.findings.items() for line in found.lines()), file=sys.stderr)
     for split in ("training", "validation", "test"):
         if (images := getattr(task, split)) is not None:
             check_readable(images.load, len(images), split, recipe.max_unreadable)

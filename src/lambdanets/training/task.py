@@ -1,7 +1,7 @@
 """The interface that a task, such as classification or detection, implements for the training loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -40,8 +40,7 @@ class Task(ABC):
     source: str  # description of the data, for messages
     fingerprint: str  # hash of the data: file names and labels
     left_out: Mapping[str, int] = MappingProxyType({})  # number of files or annotations that are not used, by reason
-    problems: Sequence[str] = ()  # lines about the data, which are printed at the start
-    findings: Mapping[str, Any] = MappingProxyType({})  # details of `problems`, for findings.json
+    findings: Mapping[str, Any] = MappingProxyType({})  # `AnnotationProblems` by set, printed and in findings.json
     patience: int | None = None  # epochs without improvement until early stopping
     initial_weights: dict[str, str] | None = None  # name and hash of their file
 
