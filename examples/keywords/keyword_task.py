@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import lambdanets as ln
 from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.order import BatchSlice
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.inference.predictor import Predictor
@@ -160,16 +159,8 @@ class KeywordTask(Task):
     def quicktest(cls, recipe: KeywordRecipe, folder: Path) -> KeywordRecipe:
         return replace(super().quicktest(recipe, folder), training_recordings=12)
 
-    def training_batches(self, batch_slice: BatchSlice) -> Batches:
-        return Batches(
-            self.training,
-            partial(load, noise=self.recipe.noise),
-            batch_size=self.recipe.batch_size,
-            seed=self.recipe.seed,
-            training=True,
-            workers=self.recipe.workers,
-            batch_slice=batch_slice,
-        )
+    def batches(self, **options: Any) -> Batches:
+        return Batches(self.training, partial(load, noise=self.recipe.noise), **options)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         logits, labels = self.model(torch.stack(batch.images)), torch.stack(batch.targets)

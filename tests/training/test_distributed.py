@@ -19,10 +19,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.cli import main
-from lambdanets.data.datasets import open_splits
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.classification import make_batches
 from lambdanets.training import distributed, run
 from lambdanets.training.initial_weights import build_model
 from lambdanets.training.module import TrainingModule
@@ -45,13 +43,13 @@ def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
     """Return the gradients of the second step in float64, with micro-batches and with batch norm in eval mode."""
     torch.manual_seed(0)
     model = build_model(RECIPE, 10).double()
-    module = TrainingModule(classification_task(RECIPE, model), 1, batch_slice)
+    task = classification_task(RECIPE, model)
+    module = TrainingModule(task, 1, batch_slice)
     model.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
     for norm in model.modules():
         if isinstance(norm, nn.modules.batchnorm._BatchNorm):
             norm.eval()
-    loader = make_batches(RECIPE, open_splits("digits").train, batch_slice=batch_slice)
-    batches = list(loader)[batch_slice.accumulation_steps :]
+    batches = list(task.training_batches(batch_slice))[batch_slice.accumulation_steps :]
     step = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
     for batch in batches[: batch_slice.accumulation_steps]:
         loss = step(batch)

@@ -22,7 +22,7 @@ from lambdanets.errors import InputError
 from lambdanets.files import nfc
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import save_weights
-from lambdanets.tasks.classification import ClassificationTask, make_batches
+from lambdanets.tasks.classification import ClassificationTask, make_transform
 from lambdanets.training.initial_weights import build_model
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import SELECTION, read_selection, read_table, select
@@ -197,10 +197,10 @@ class StudentTask(ClassificationTask):
         select(labels, folder / "selection", confidence=0.0, per_class=len(splits.train) // 4)
         return replace(recipe, pseudo_labels=str(folder / "selection"), pseudo_images=str(shards))
 
-    def training_batches(self, batch_slice: BatchSlice) -> ImageBatches:
-        recipe = self.recipe
+    def batches(self, **options: Any) -> ImageBatches:
+        recipe, batch_slice = self.recipe, options["batch_slice"]
         order = StudentOrder(self.images, recipe.batch_size, recipe.pseudo_batch_size, recipe.seed, batch_slice)
-        return make_batches(recipe, self.images, batch_slice=batch_slice, order=order)
+        return ImageBatches(self.images, make_transform(recipe), mode=recipe.mode, order=order, **options)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Return the losses of a batch whose labels are class probabilities."""

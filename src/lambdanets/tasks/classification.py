@@ -15,7 +15,6 @@ from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resiz
 from lambdanets.data.batches import Batch
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.labeled_images import ImageBatches
-from lambdanets.data.order import BatchSlice
 from lambdanets.data.transforms import Preprocessing, center_square, normalize
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import read_model
@@ -80,8 +79,8 @@ class ClassificationTask(Task):
             image_size=min(recipe.image_size, 32),
         )
 
-    def training_batches(self, batch_slice: BatchSlice) -> ImageBatches:
-        return make_batches(self.recipe, self.training, batch_slice=batch_slice)
+    def batches(self, **options: Any) -> ImageBatches:
+        return ImageBatches(self.training, make_transform(self.recipe), mode=self.recipe.mode, **options)
 
     def num_images(self, batch: Batch) -> int:
         return len(batch.images) if len(batch.images) > 1 else 0  # batch norm after global pooling needs two
@@ -93,20 +92,6 @@ class ClassificationTask(Task):
         logits, smoothing = self.logits(batch), self.recipe.label_smoothing
         loss = F.cross_entropy(logits, batch.targets, label_smoothing=smoothing, reduction="sum")
         return {"loss": loss, "top1": (logits.argmax(1) == batch.targets).sum()}
-
-
-def make_batches(recipe: ClassificationRecipe, images: Any, **options: Any) -> ImageBatches:
-    """Return the recipe's training batches, shuffled and augmented. options: batch_slice and order of `Batches`."""
-    return ImageBatches(
-        images,
-        make_transform(recipe),
-        mode=recipe.mode,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        training=True,
-        workers=recipe.workers,
-        **options,
-    )
 
 
 def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:

@@ -14,7 +14,7 @@ from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import AnnotatedImages, Target, open_annotated
 from lambdanets.data.coco.scattered_digits import open_digits
-from lambdanets.data.order import BatchSlice, permutation
+from lambdanets.data.order import permutation
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_predictor import open_validation
 from lambdanets.tasks.recipes import CocoRecipe
@@ -69,17 +69,8 @@ class CocoTask(Task):
     def augment(image: Image, annotated: AnnotatedImage, recipe: Any) -> tuple[Tensor, Target]:
         """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
 
-    def training_batches(self, batch_slice: BatchSlice) -> Batches:
-        recipe = self.recipe
-        return Batches(
-            self.training,
-            partial(_load, augment=self.augment, recipe=recipe),
-            batch_size=recipe.batch_size,
-            seed=recipe.seed,
-            training=True,
-            workers=recipe.workers,
-            batch_slice=batch_slice,
-        )
+    def batches(self, **options: Any) -> Batches:
+        return Batches(self.training, partial(_load, augment=self.augment, recipe=self.recipe), **options)
 
     def provenance(self) -> dict[str, Any]:
         data, validation_data = self.recipe.data, self.recipe.validation_data or self.recipe.data

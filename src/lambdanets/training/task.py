@@ -72,8 +72,19 @@ class Task(ABC):
         )
 
     @abstractmethod
+    def batches(self, **options: Any) -> Batches:
+        """Return the batches of `training`, augmented. options: arguments of `Batches`."""
+
     def training_batches(self, batch_slice: BatchSlice) -> Batches:
-        """Return the training batches."""
+        """Return the batches that a rank trains on."""
+        recipe = self.recipe
+        return self.batches(
+            batch_size=recipe.batch_size,
+            seed=recipe.seed,
+            training=True,
+            workers=recipe.workers,
+            batch_slice=batch_slice,
+        )
 
     def largest_example(self, batches: Batches) -> Any:
         """Return the loaded training image that needs the most memory, or another where all need the same."""
