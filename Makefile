@@ -28,7 +28,7 @@ NUMERICS := tests/ops tests/layers tests/models tests/examples tests/training/se
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
 INSTALLING := installing the package and its dependencies into $(VENV): about 3 GB to download if pip chooses PyTorch \
-	with CUDA, as on Linux; README.md, Install, has the way to PyTorch for CPUs only (about 200 MB). \
+	with CUDA, as on Linux; docs/install.md has the way to PyTorch for CPUs only (about 200 MB). \
 	An interrupted installation continues with the same command.
 
 # The first pip that installs dependency groups.

@@ -3,6 +3,7 @@
 import json
 import runpy
 import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -212,9 +213,11 @@ def test_rejects_a_damaged_model_folder(file, content, message, teacher, tmp_pat
         ln.load(path.parent)
 
 
-def test_torch_hub_lists_every_model_and_loads_them():
+def test_torch_hub_lists_every_model_and_loads_them(monkeypatch):
     repository = str(Path(__file__).parents[1])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     entry_points = runpy.run_path(f"{repository}/hubconf.py")
+    assert sys.path[:2] == [f"{repository}/src", f"{repository}/lab"]  # the package need not be installed
     assert all(callable(entry_points[name]) for name in ("load", "mask_rcnn", *ln.list_models()))
     for arguments in (["lambda_resnet20_small"], ["create_model", "resnet18"]):
         with torch.device("meta"):

@@ -43,6 +43,7 @@ def test_recipe_name_without_a_variant_is_its_default_variant():
     assert find_recipe("imagenet_350") == find_recipe("imagenet_350_50_128")
     assert find_recipe("imagenet_90") == find_recipe("imagenet_90_llll")
     assert find_recipe("imagenet_pseudo") == find_recipe("imagenet_pseudo_152_288")
+    assert list_variants("finetune") == []  # those of image_folder, which it imports, are not its own
 
 
 @pytest.mark.parametrize("name", DETECTION)
