@@ -68,9 +68,7 @@ def run(kind: str, options: CommonOptions) -> None:
     settings = _settings(kind, options, device)
     content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "finished": False, **settings}
     rows: list[Row] = []
-    work = WorkFolder(
-        folder, "a benchmark", settings | settings["options"], _read, "remove it, or choose another folder with --out"
-    )
+    work = WorkFolder(folder, "a benchmark", settings, _read, "remove it, or choose another folder with --out")
     torch.set_num_threads(options.threads or torch.get_num_threads())
     torch.set_float32_matmul_precision("highest")  # without TF32
     torch.backends.cudnn.allow_tf32 = False
@@ -124,7 +122,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
     content = read_json(path, dict[str, Any], advice)
     if content.get("finished"):
         raise InputError(f"{path} exists and is finished; {advice}")
-    return content | content.get("options", {})
+    return content
 
 
 def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:
