@@ -215,7 +215,7 @@ def explain(
         device = next(network.parameters()).device
         if isinstance(loaded, Classifier):
             preprocessing = loaded.card.preprocessing
-            inputs = (preprocessing.transform()(pil_image.convert(preprocessing.mode))[None].to(device),)
+            inputs = (preprocessing.transform()(pil_image)[None].to(device),)
             view = view_of_classifier(preprocessing, pil_image.size)
         else:
             inputs = ([image_to_tensor(pil_image).to(device)],)
