@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from lambdanets.cli import main
+from lambdanets.files import is_output
 from lambdanets_lab import paper_models
 from lambdanets_lab.benchmark import layer, model, scaling
 from lambdanets_lab.benchmark import run as benchmark
@@ -61,7 +62,7 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatc
     assert kind != "layer" or all(row["errors"] for row in ran)
     assert {"commit", "versions", "hardware"} <= results.keys()
     assert all(row["peak_bytes"] and len(row["seconds"]) in (3, 6, 9) for row in ran)  # noisy candidates run again
-    assert (out / f"{kind}.png").is_file() == (kind != "model")
+    assert (out / f"{kind}.png").is_file() == is_output({path.name for path in out.iterdir()}) == (kind != "model")
     printed = capsys.readouterr().out
     assert all(row["candidate"] in printed for row in results["rows"])
     assert f"written to {out}" in printed
