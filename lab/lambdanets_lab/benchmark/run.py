@@ -64,12 +64,12 @@ def run(kind: str, options: CommonOptions) -> None:
     device = _check(options, KINDS[kind].candidates)
     if not make_cases(options, device, ()):
         raise InputError("--tables must have a row that --candidates and --passes name, got none")
+    torch.set_num_threads(options.threads or torch.get_num_threads())  # before they are written as hardware
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
     settings = _settings(kind, options, device)
     content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "finished": False, **settings}
     rows: list[Row] = []
     work = WorkFolder(folder, "a benchmark", settings, _read, "remove it, or choose another folder with --out")
-    torch.set_num_threads(options.threads or torch.get_num_threads())
     torch.set_float32_matmul_precision("highest")  # without TF32
     torch.backends.cudnn.allow_tf32 = False
     with resumable(f"finished cases are in {folder}, to name with --out"), work.open():

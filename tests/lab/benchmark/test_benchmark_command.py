@@ -15,7 +15,7 @@ from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.benchmark.report import case_table, fit_exponents, row_to_json
 from lambdanets_lab.benchmark.run import RESULTS
 
-QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
+QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu", "--threads", "2"]
 OURS_AND_CONVOLUTION = ["--candidates", "lambdanets", "convolution"]
 COMMANDS = {
     "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK],
@@ -90,6 +90,7 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, t
     assert main(arguments) == 0
     resumed = json.loads((out / RESULTS).read_text())
     assert resumed["finished"]
+    assert resumed["hardware"]["threads"] == 2
     assert resumed["rows"][:2] == reached
     assert [row["sizes"]["pass"] for row in resumed["rows"]] == ["inference"] * 2 + ["training"] * 2
     assert not list(out.glob(".*"))
