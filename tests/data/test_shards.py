@@ -21,7 +21,7 @@ def to_noisy_tensor(image: Image.Image) -> torch.Tensor:
 
 
 def batches(images: ShardedImages, workers: int = 0) -> ImageBatches:
-    return ImageBatches(images, to_noisy_tensor, channels=1, batch_size=4, seed=3, training=True, workers=workers)
+    return ImageBatches(images, to_noisy_tensor, batch_size=4, seed=3, training=True, workers=workers)
 
 
 def open_train(shards: Path) -> ShardedImages:

@@ -16,8 +16,6 @@ from lambdanets.data.batches import Batches
 from lambdanets.data.images import read_file, read_image
 from lambdanets.data.tars import TarMember
 
-_MODES = {1: "L", 3: "RGB"}
-
 
 class LabeledImages:
     """A set of images with class indices. A subclass has `labels`, and `file`, or `load` if the images are in no files.
@@ -105,25 +103,19 @@ class ImageBatches(Batches):
     """`Batches` of labeled images.
 
     transform: converts a Pillow image to a tensor (channels, h, w), which has the same shape for all images.
-    channels: 1 or 3, for images of mode "L" or "RGB".
     options: other arguments of `Batches`.
 
     A batch has images (b, c, h, w) in the dtype of the transform, and targets (b,) int64 or, if the labels of the set
     are class probabilities, (b, classes) float32. Both are (0,) if no image could be read.
     """
 
-    def __init__(
-        self, images: Any, transform: Callable[[Image.Image], Tensor], *, channels: int, **options: Any
-    ) -> None:
-        load = partial(_load, transform=transform, mode=_MODES[channels])
-        super().__init__(images, load, _stack, **options)
+    def __init__(self, images: Any, transform: Callable[[Image.Image], Tensor], **options: Any) -> None:
+        super().__init__(images, partial(_load, transform=transform), _stack, **options)
 
 
-def _load(
-    images: Any, index: int, *, transform: Callable[[Image.Image], Tensor], mode: str
-) -> tuple[Tensor, int | np.ndarray]:
+def _load(images: Any, index: int, *, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, int | np.ndarray]:
     image, label = images.load(index)
-    return transform(image.convert(mode)), label
+    return transform(image), label
 
 
 def _stack(images: list[Tensor], labels: list[int | np.ndarray]) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,6 @@ def make_batches(recipe: ClassificationRecipe, images: Any, **options: Any) -> I
     return ImageBatches(
         images,
         make_transform(recipe),
-        channels=recipe.channels,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         training=True,
@@ -138,4 +137,4 @@ def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:
         resize = Resize(recipe.image_size, InterpolationMode(recipe.interpolation))
         crop = RandomCrop(recipe.image_size, recipe.crop_padding)
         transform.transforms[0] = Compose([center_square, resize, crop])  # in place of RandomResizedCrop
-    return transform
+    return Compose([recipe.preprocessing.to_mode, transform])

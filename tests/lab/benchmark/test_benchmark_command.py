@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from lambdanets.cli import main
+from lambdanets.files import is_output
 from lambdanets_lab import paper_models
 from lambdanets_lab.benchmark import layer, model, scaling
 from lambdanets_lab.benchmark import run as benchmark
@@ -14,7 +15,7 @@ from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.benchmark.report import case_table, fit_exponents, row_to_json
 from lambdanets_lab.benchmark.run import RESULTS
 
-QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
+QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu", "--threads", "2"]
 OURS_AND_CONVOLUTION = ["--candidates", "lambdanets", "convolution"]
 COMMANDS = {
     "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK],
@@ -61,7 +62,7 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatc
     assert kind != "layer" or all(row["errors"] for row in ran)
     assert {"commit", "versions", "hardware"} <= results.keys()
     assert all(row["peak_bytes"] and len(row["seconds"]) in (3, 6, 9) for row in ran)  # noisy candidates run again
-    assert (out / f"{kind}.png").is_file() == (kind != "model")
+    assert (out / f"{kind}.png").is_file() == is_output({path.name for path in out.iterdir()}) == (kind != "model")
     printed = capsys.readouterr().out
     assert all(row["candidate"] in printed for row in results["rows"])
     assert f"written to {out}" in printed
@@ -89,6 +90,7 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, t
     assert main(arguments) == 0
     resumed = json.loads((out / RESULTS).read_text())
     assert resumed["finished"]
+    assert resumed["hardware"]["threads"] == 2
     assert resumed["rows"][:2] == reached
     assert [row["sizes"]["pass"] for row in resumed["rows"]] == ["inference"] * 2 + ["training"] * 2
     assert not list(out.glob(".*"))

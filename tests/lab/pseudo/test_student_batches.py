@@ -46,7 +46,7 @@ def make_loader(*, labeled=11, pseudo=7, pseudo_batch_size=6, batch_size=4, smoo
     images = StudentImages(labeled, pseudo, 3, smoothing)
     batch_slice = options.get("batch_slice", BatchSlice())
     order = StudentOrder(images, batch_size, pseudo_batch_size, 0, batch_slice)
-    options = {"channels": 1, "seed": 0, "training": True, "workers": 0, "order": order} | options
+    options = {"seed": 0, "training": True, "workers": 0, "order": order} | options
     return ImageBatches(images, to_tensor, batch_size=batch_size, **options)
 
 
