@@ -55,7 +55,8 @@ class MixerResNet(ResNetBase):
         if mixer == "channel_attention":
             for stage, numbers in zip(self.stages(), mixer_blocks, strict=True):
                 for block in (stage[number - 1] for number in numbers):
-                    block.se = squeeze_excitation(block.conv3.out_channels, **mixer_options)
+                    attention = squeeze_excitation(block.conv3.out_channels, **mixer_options)
+                    block.se = attention.to(block.conv3.weight)
         elif mixer != "convolution":
 
             def make_layer(conv: nn.Conv2d) -> nn.Module:
