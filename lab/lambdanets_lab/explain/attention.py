@@ -124,16 +124,14 @@ def _context_sides(inputs: LambdaInputs, context: int) -> tuple[int, ...]:
 
 def _first_example(layer: LambdaBase, inputs: LambdaInputs) -> LambdaInputs:
     """Return the inputs for a batch of only the first example, in float32 or wider."""
-    dtype = accumulation_dtype(inputs.queries.dtype)
     mask, embeddings = inputs.mask, inputs.embeddings
-    if embeddings is not None:
-        axes = 3 + (layer.intra_depth > 1) + layer.multi_head
-        embeddings = (embeddings[0] if embeddings.ndim > axes else embeddings).to(dtype)
-    return inputs._replace(
-        queries=inputs.queries[:1].to(dtype),
-        keys=None if inputs.keys is None else inputs.keys[:1].to(dtype),
-        values=inputs.values[:1].to(dtype),
+    if embeddings is not None and embeddings.ndim > 3 + (layer.intra_depth > 1) + layer.multi_head:
+        embeddings = embeddings[0]
+    first = inputs._replace(
+        queries=inputs.queries[:1],
+        keys=None if inputs.keys is None else inputs.keys[:1],
+        values=inputs.values[:1],
         mask=mask if mask is None or mask.ndim == 2 else mask[:1],
         embeddings=embeddings,
-        tables=tuple(table.to(dtype) for table in inputs.tables),
     )
+    return first.to(accumulation_dtype(inputs.queries.dtype))
