@@ -1,4 +1,4 @@
-"""Layers under torch.fx, torch.jit.trace and torch.jit.script."""
+"""Layers under torch.fx and torch.jit.trace, and ONNX files from a trace."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d
 from lambdanets.layers import DenseEmbedding
 from lambdanets_lab.mixers import LocalAttention
 
-# PyTorch warns at every call that tracing and scripting are deprecated.
+# PyTorch warns at every call that tracing is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning")
 
 MAPS, SEQUENCE, VOLUME, TOKENS = (2, 8, 6, 5), (2, 8, 6), (2, 8, 3, 4, 2), (2, 6, 8)
