@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import lambdanets as ln
+from commands import error_lines
 from lambdanets.cli import main
 from small_timm import small_lambda_resnet26t  # noqa: F401
 
@@ -82,10 +83,8 @@ def test_adopts_a_folder_that_timm_saved(network, tmp_path):
 def test_refuses_in_one_line(arguments, message, network, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.save(network.state_dict(), "weights.pth")
-    assert adopt(*arguments, "--out", "model") == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 1
-    assert message in errors[0]
+    (error,) = error_lines(capsys, "adopt", *arguments, "--seconds", 0, "--out", "model")
+    assert message in error
     assert not (tmp_path / "model").exists()
 
 
