@@ -21,6 +21,7 @@ NETWORKS = {
     "lamhalobotnet50ts_256": ((128, 128), 2),
     "d-li14": ((32, 48), 4),
     "leaderj1001": ((32, 48), 8),
+    "lambda_resnet50ts": ((75, 53), 5),  # odd sides of feature maps
 }
 OTHERS = {"d-li14": lambda: dli14_resnet([1, 1, 1, 1]), "leaderj1001": Leaderj1001ResNet18}
 
@@ -121,14 +122,6 @@ def test_adopted_network_takes_sizes_at_which_timm_raises(name, size):
         assert expected.isfinite().all()
         last = ours.to(memory_format=torch.channels_last)(x.contiguous(memory_format=torch.channels_last))
         assert relative_error(last, expected) < 1e-10
-
-
-def test_adopted_network_equals_timm_at_odd_feature_map_sizes():
-    theirs = timm.create_model("lambda_resnet50ts").double()
-    ours, x = copy.deepcopy(theirs), images((75, 53))
-    adopt(ours)
-    with torch.no_grad():
-        assert relative_error(ours.train()(x), theirs.train()(x)) < 1e-10
 
 
 def test_adoption_and_mask_rcnn_do_not_seed_the_gpus(monkeypatch):
