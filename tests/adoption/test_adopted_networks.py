@@ -13,6 +13,7 @@ from torch import nn
 from adoption.foreign_networks import Leaderj1001ResNet18, dli14_resnet
 from all_pairs import in_turn
 from lambdanets import adopt, create_model, foreign_state_dict, mask_rcnn
+from lambdanets_lab.benchmark.measurement import relative_error
 
 # (sides of the images, number of lambda layers)
 NETWORKS = {
@@ -64,10 +65,6 @@ def update_statistics(network, x):
 
 def images(size, batch=2, seed=1):
     return torch.randn(batch, 3, *size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def relative_error(actual, expected):
-    return float((actual - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(("name", "training"), in_turn(NETWORKS, (False, True)))
