@@ -30,14 +30,6 @@ def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
     )
 
 
-def test_run_interrupted_again_and_again_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch):
-    # checkpoints every 2 steps, 3 steps per epoch: interrupted in mid-epoch and before and after the end of an epoch
-    for step in (2, 3, 8):
-        interrupted_run(quick, tmp_path / "interrupted", monkeypatch, step)
-    run.resume(tmp_path / "interrupted")
-    assert_same_result(quick_run, tmp_path / "interrupted")
-
-
 def test_interrupted_run_on_shards_resumes_bit_identically(quick, shards, tmp_path, monkeypatch):
     recipe = replace(quick, data=str(shards))
     run.start(recipe, tmp_path / "uninterrupted")

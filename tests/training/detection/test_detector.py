@@ -11,23 +11,6 @@ from lambdanets.models.weights import save_weights
 from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.training.initial_weights import build_model
-from lambdanets.training.recipe import read_recipe
-from training.detection.tiny_detection import TWO_CATEGORIES
-from training.runs import load_weights
-
-PREDICTORS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
-
-
-def test_other_category_names_reinitialize_the_predictors(trained_detector):
-    recipe = replace(read_recipe(trained_detector / "run/recipe.json"), weights=str(trained_detector / "run"))
-    weights = load_weights(trained_detector / "run")
-    names = [category["name"] for category in TWO_CATEGORIES]
-    for categories, keeps_predictors in ((names, True), (names[::-1], False), (["cup", "fork"], False)):
-        model = build_model(recipe, categories).state_dict()
-        equal = {name for name, tensor in model.items() if torch.equal(tensor, weights[name])}
-        predictors = {name for name in model if name.startswith(PREDICTORS)}
-        assert equal >= model.keys() - predictors
-        assert (equal >= predictors) == keeps_predictors
 
 
 def write_classifier(path, **fields):
