@@ -6,13 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from all_pairs import all_pairs
 from lambdanets.ops import lambda_interaction, position_interaction
-
-
-def make_inputs(batch, *grid, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    n = int(torch.tensor(grid).prod())
-    shapes = (batch, 2, n, 4), (batch, n, 4), (batch, n, 3)
-    return [torch.randn(shape, generator=generator) for shape in shapes]
+from ops.position.interactions import make_factors, make_inputs
 
 
 def assert_equal_with_gradients(compiled, function, inputs, *sides):
@@ -37,7 +31,8 @@ def test_lambda_interaction_compiles_once_for_all_sizes(option):
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, n in ((2, 40), (3, 7), (2, 257)):
-        assert_equal_with_gradients(compiled, function, make_inputs(batch, n))
+        queries, _, values = make_inputs((n,), (1,), batch=batch, dtype=torch.float32)
+        assert_equal_with_gradients(compiled, function, (queries, torch.randn(batch, n, 4), values))
     assert counter.frame_count <= 2
 
 
@@ -51,7 +46,6 @@ GRIDS = {1: ((30,), (40,), (57,)), 2: ((7, 8), (9, 10), (12, 7))}
 def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm, causal, dilation):
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")  # three times as slow, for derivatives of the graph
-    table = torch.randn(*(5, 3, 5)[:dimensions], 4, generator=torch.Generator().manual_seed(0))
 
     def function(queries, table, values, content, *sides):
         options = {"algorithm": algorithm, "causal": causal, "dilation": dilation}
@@ -59,6 +53,6 @@ def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm,
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, grid in enumerate(GRIDS[dimensions], 16):
-        queries, _, values = make_inputs(batch, *grid)
-        assert_equal_with_gradients(compiled, function, (queries, table, values, torch.randn(batch, 4, 3)), *grid)
+        factors = make_factors(grid, (5, 3, 5)[:dimensions], batch=batch, dtype=torch.float32)
+        assert_equal_with_gradients(compiled, function, factors, *grid)
     assert counter.frame_count <= 2
