@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import resource
 import shlex
 import shutil
 import signal
@@ -112,6 +113,23 @@ def test_signal_stops_training_and_prints_the_command_to_resume(quick, tmp_path,
     assert shutil.which(words[0])  # it can be typed as it is
     assert main(words[words.index("train") :]) == 0
     assert (tmp_path / "run/result.json").exists()
+
+
+def test_run_stopped_by_a_file_size_limit_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch, capsys):
+    # the limit applies from step 3; without Python's handling of SIGXFSZ, exceeding it would kill the process
+    old_limits, folder = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, old_limits[1])))
+        try:
+            exit_code = run_train_command(replace(quick, checkpoint_every=1), folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
+    assert exit_code == 2
+    assert "last.ckpt: File too large; once fixed, resume with: " in capsys.readouterr().err.splitlines()[-1]
+    assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
+    assert list(folder.rglob("*.unfinished")) == []
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert_same_result(quick_run, folder)
 
 
 @pytest.mark.slow
