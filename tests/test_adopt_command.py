@@ -13,6 +13,7 @@ from PIL import Image
 import lambdanets as ln
 from commands import error_lines
 from lambdanets.cli import main
+from noise_images import write_two_classes
 from small_timm import small_lambda_resnet26t  # noqa: F401
 
 LAYERS = ["stages.2.1.self_attn", "stages.3.0.self_attn", "stages.3.1.self_attn"]
@@ -89,11 +90,7 @@ def test_refuses_in_one_line(arguments, message, network, tmp_path, monkeypatch,
 
 
 def test_finetuned_adopted_network_is_one_of_timm(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    for index in range(16):
-        path = tmp_path / f"PHOTOS/{('cat', 'dog')[index % 2]}/{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(path)
+    write_two_classes(tmp_path / "PHOTOS")
     monkeypatch.chdir(tmp_path)
     assert adopt("lambda_resnet26t", "--no-pretrained", "--out", "foreign") == 0
     train = "train finetune --weights foreign --data PHOTOS --run runs/photos"
@@ -105,7 +102,7 @@ def test_finetuned_adopted_network_is_one_of_timm(tmp_path, monkeypatch):
     ln.save_pretrained("runs/photos", "finetuned")
     finetuned = timm.create_model("local-dir:finetuned", pretrained=True).eval()
     trained = ln.load("runs/photos", device="cpu")
-    assert trained.classes == ("cat", "dog")
+    assert trained.classes == ("dark", "light")
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         torch.testing.assert_close(finetuned(x), trained.model(x), rtol=1e-3, atol=1e-3)

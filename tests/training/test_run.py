@@ -209,21 +209,14 @@ def test_class_and_file_names_may_contain_any_characters(quick, two_classes, tmp
     assert load(tmp_path / "hub").classes == classes
 
 
-def damage_split(two_classes, split):
-    """Write images into train/ and val/; the images of one split are damaged."""
-    for name in ("train", "val"):
-        for label in ("dark", "light"):
-            (two_classes / name / label).mkdir(parents=True)
-            for i in range(4):
-                content = b"no image" if name == split else (two_classes / label / f"{i:02}.png").read_bytes()
-                (two_classes / name / label / f"{i}.png").write_bytes(content)
-
-
 @pytest.mark.parametrize(("split", "name"), [("train", "training"), ("val", "validation")])
-def test_rejects_a_split_without_readable_images(quick, two_classes, split, name, tmp_path):
-    damage_split(two_classes, split)
-    with pytest.raises(InputError, match=rf"none of the 8 {name} images can be read; the first: \S*0\.png: it is not"):
-        run.start(quick, tmp_path / "run")
+def test_rejects_a_split_without_readable_images(quick, split, name, tmp_path):
+    for folder in ("train", "val"):
+        write_two_classes(tmp_path / "data" / folder)
+    for path in (tmp_path / "data" / split).rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(InputError, match=rf"none of the 20 {name} images can be read; the first: \S*\.png: it is not"):
+        run.start(replace(quick, data=str(tmp_path / "data")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
