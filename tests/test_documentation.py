@@ -24,7 +24,6 @@ from sybil.parsers.markdown import CodeBlockParser
 import lambdanets as ln
 from lambdanets.cli import main, options
 from noise_images import write_images, write_two_classes
-from small_timm import small_lambda_resnet26t  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -90,7 +89,7 @@ class Folder:
 
 
 @pytest.fixture
-def folder(runs, trained_detector, tmp_path, monkeypatch):
+def folder(small_lambda_resnet26t, runs, trained_detector, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return Folder(runs, trained_detector / "digits")
 

@@ -19,7 +19,6 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub import load_and_adopt
 from lambdanets.training.run import start
 from noise_images import write_two_classes
-from small_timm import small_lambda_resnet26t  # noqa: F401
 from training.runs import quick_recipe
 from training.teachers import RECIPE, write_teacher
 
@@ -32,13 +31,6 @@ def teacher(tmp_path_factory):
     """A weight file of a model with options and gray input."""
     recipe = replace(RECIPE, channels=1, model_options=OPTIONS)
     return write_teacher(tmp_path_factory.mktemp("hub") / "teacher", CLASSES, recipe=recipe)
-
-
-@pytest.fixture(scope="module")
-def timm_network(small_lambda_resnet26t):  # noqa: F811
-    """A network of timm with lambda layers that affect its output, and three classes."""
-    torch.manual_seed(0)
-    return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
 
 
 def random_images(channels, side):

@@ -35,21 +35,6 @@ def edit_list(shards: Path, **change: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
-def test_sharded_set_has_the_same_images_classes_and_splits(two_classes: Path, shards: Path) -> None:
-    original, sharded = open_splits(str(two_classes)), open_splits(str(shards))
-    assert sharded.classes == ("dark", "light")
-    for expected, actual in ((original.train, sharded.train), (original.validation, sharded.validation)):
-        assert isinstance(actual, ShardedImages)
-        assert len(actual) == len(expected)
-        loaded = {actual.key(index): actual.load(index) for index in range(len(actual))}
-        for index in range(len(expected)):
-            image, label = loaded[str(Path(expected.name(index)).relative_to(two_classes).with_suffix(""))]
-            assert label == expected.labels[index]
-            assert image.tobytes() == expected.load(index)[0].tobytes()
-        assert actual.labels.tolist() == [actual.load(index)[1] for index in range(len(actual))]
-        assert actual.labels.dtype == np.int64
-
-
 def test_image_names_are_shard_and_member_also_of_a_pickled_copy(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train = open_train(shards)
     assert train.name(3) == f"{shards}/train-00001.tar/{train.key(3)}.png"

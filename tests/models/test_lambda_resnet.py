@@ -1,4 +1,4 @@
-"""LambdaResNets: architecture and timm's functions; tests/lab/tables has the parameter counts of the paper."""
+"""LambdaResNets: architecture, and timm's functions. The paper's parameter counts: tests/lab/tables."""
 
 import pytest
 import torch
@@ -51,10 +51,10 @@ def test_rejects_invalid_patterns(pattern):
 
 def test_shared_embeddings_are_one_table_per_resolution():
     with torch.device("meta"):
-        model, unshared = (create_model("resnet50_lambda", share_embeddings=shares) for shares in (True, False))
-    count, unshared_count = (sum(p.numel() for p in each.parameters()) for each in (model, unshared))
+        model, unshared = (create_model("resnet50_lambda", share_embeddings=share) for share in (True, False))
+    shared_count, count = (sum(p.numel() for p in network.parameters()) for network in (model, unshared))
     # 16 layers at 4 resolutions: 4 at 56x56, including the first of c3, then 4, 6 and 2
-    assert count == unshared_count - 12 * 23 * 23 * 16
+    assert shared_count == count - 12 * 23 * 23 * 16
     assert model.layer1[0].conv2.embedding is model.layer2[0].conv2.embedding
     assert model.layer2[1].conv2.embedding is model.layer3[0].conv2.embedding
     assert model.layer2[1].conv2.embedding is not model.layer2[0].conv2.embedding

@@ -77,7 +77,7 @@ def test_parameter_groups_cover_every_parameter_once(name):
 
 
 @parametrize_small
-@pytest.mark.parametrize("feature_cls", [None, "getter"], ids=["default", "getter"])
+@pytest.mark.parametrize("feature_cls", [None, "getter", "fx"], ids=str)
 def test_features_match_feature_info(name, feature_cls):
     model = create_on_meta(name, features_only=True, feature_cls=feature_cls).eval()
     info = model.feature_info

@@ -153,10 +153,8 @@ def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     assert main(["export", "missing.safetensors", "--out", "other.onnx"]) == 2
     assert main(["export", "missing/run", "--out", "other.onnx"]) == 2
     assert main(["export", "lambda_resnet20_small", "--out", "other.pt"]) == 2
-    assert main(["export", "lambda_resnet20_small", "--to", "openvino", "--int8", "images", "--dynamic"]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 6
-    assert "dynamic must be False for int8 with openvino" in errors[5]
+    assert len(errors) == 5
     assert "missing/run" in errors[3]
     assert "--out must end in .onnx for --to onnx" in errors[4]
     assert "model.onnx exists" in errors[0]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from data.test_batches import to_tensor
 from lambdanets.data.labeled_images import ImageArray, ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets.recipes.digits import recipe as DIGITS
@@ -33,10 +34,6 @@ def make_images(count, image_class=ImageArray, first=0, shard_sizes=None):
     if image_class is not ImageArray:
         labeled.shard_sizes = shard_sizes or [count]
     return labeled
-
-
-def to_tensor(image):
-    return torch.from_numpy(np.array(image)).float()[None]
 
 
 def make_loader(*, labeled=11, pseudo=7, pseudo_batch_size=6, batch_size=4, smoothing=0.0, **options):
