@@ -23,12 +23,12 @@ NUMERICS := tests/ops tests/layers tests/models tests/examples tests/training/se
 	$(addprefix tests/training/detection/test_, detection_run.py detector.py overfitting.py) \
 	$(addprefix --ignore=tests/, ops/test_compiled_operations.py layers/test_compiled_layers.py \
 	$(addprefix ops/position/test_, fused_kernels.py kernel_check.py torch_compile.py) \
-	layers/test_tracing.py models/test_model_tracing.py models/test_timm_contract.py)
+	layers/test_tracing.py models/test_timm_contract.py)
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
 INSTALLING := installing the package and its dependencies into $(VENV): about 3 GB to download if pip chooses PyTorch \
-	with CUDA, as on Linux; README.md, Install, has the way to PyTorch for CPUs only (about 200 MB). \
+	with CUDA, as on Linux; docs/install.md has the way to PyTorch for CPUs only (about 200 MB). \
 	An interrupted installation continues with the same command.
 
 # The first pip that installs dependency groups.

@@ -7,9 +7,10 @@ classifier = torch.hub.load("OWNER/lambdanets", "load", "hf-hub:USER/NAME")
 import sys
 from pathlib import Path
 
-dependencies = ["torch", "torchvision", "timm", "safetensors", "numpy", "PIL", "psutil"]
+dependencies = ["torch", "torchvision", "timm", "safetensors", "numpy", "PIL", "tifffile", "pydantic", "psutil"]
+dependencies += ["filelock", "tqdm"]
 
-sys.path.insert(0, str(Path(__file__).parent / "src"))
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in ("src", "lab")]
 
 from timm.models import model_entrypoint  # noqa: E402
 

@@ -25,6 +25,7 @@ from nbconvert import MarkdownExporter
 import lambdanets
 from lambdanets.cli import COMMANDS, main
 from lambdanets.recipes import list_recipes
+from lambdanets_lab.benchmark.options import OPTIONS
 
 ROOT = Path(__file__).parents[1]
 PROJECT_PAGES = ("DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -38,6 +39,9 @@ SECTIONS = {
     "Deployment and explanations": ["export", "explain", "attention_map"],
     "Operations": ["position_interaction", "lambda_interaction", "plan"],
 }
+# The first words of commands whose options depend on them.
+WORDS = {"train": ["objects", "regions", "imagenet_pseudo"], "pseudo-label": ["select"], "compare": ["all"]}
+WORDS["benchmark"] = list(OPTIONS)
 
 
 def write_sources(out: Path) -> None:
@@ -128,14 +132,13 @@ def public_names() -> str:
 
 
 def commands() -> str:
-    """The page on the commands: the help of each, and of its actions."""
+    """The page on the commands: the help of each, also with `WORDS`."""
     lines = ["# Commands", "", "The help of each command, as `lambdanets COMMAND --help` prints it."]
     for command in COMMANDS:
         text = help_of(command)
         lines += ["", f"## {command}", "", "```text", text, "```"]
-        actions = re.findall(r"^  (\w+)  ", text, re.MULTILINE) if " ACTION ..." in text else []
-        for action in actions:
-            lines += ["", f"### {command} {action}", "", "```text", help_of(command, action), "```"]
+        for word in WORDS.get(command, ()):
+            lines += ["", f"### {command} {word}", "", "```text", help_of(command, word), "```"]
     return "\n".join(lines) + "\n"
 
 

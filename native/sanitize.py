@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lambdanets.ops.position import native
 from lambdanets.ops.position.autograd import compute_position_term
-from lambdanets.ops.position.native_lengths import Transforms, cheapest_axis, choose_transforms
+from lambdanets.ops.position.native_lengths import Transforms, cheapest_transform, choose_transforms
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 OPTIONS = {
@@ -44,10 +44,10 @@ def random_transforms(
     """Tiles also of small maps, with transforms of any length that is long enough."""
     if len(sides) == 1:
         tile = r.randint(1 + sides[0] // 8, sides[0])
-        first = cheapest_axis(r.randint(4, 20))
-        return Transforms((tile,), (first, cheapest_axis(max(4, -(-(tile + before[0] + after[0]) // first.n)))))
+        first = cheapest_transform(r.randint(4, 20))
+        return Transforms((tile,), (first, cheapest_transform(max(4, -(-(tile + before[0] + after[0]) // first.n)))))
     tile = tuple(r.randint(1 + side // 3, side) for side in sides)
-    axes = [cheapest_axis(t + b + a + r.randint(0, 3)) for t, b, a in zip(tile, before, after, strict=True)]
+    axes = [cheapest_transform(t + b + a + r.randint(0, 3)) for t, b, a in zip(tile, before, after, strict=True)]
     return Transforms(tile, (axes[0], axes[1]))
 
 

@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,30 @@ def quick(two_classes: Path) -> Any:
     from training.runs import quick_recipe
 
     return quick_recipe(two_classes)
+
+
+@pytest.fixture(scope="module")
+def small_lambda_resnet26t() -> Iterator[None]:
+    """timm's lambda_resnet26t is small: fewer and narrower blocks, and images of 64 pixels instead of 256."""
+    from timm.models import _registry, byoanet
+
+    name, cfgs = "lambda_resnet26t", _registry._model_pretrained_cfgs
+    network = byoanet.model_cfgs[name]
+    blocks = [replace(block, d=1) for block in network.blocks[:2]]
+    with pytest.MonkeyPatch.context() as patch:
+        small = replace(network, blocks=(*blocks, *network.blocks[2:]), width_factor=0.25)
+        patch.setitem(byoanet.model_cfgs, name, small)
+        patch.setitem(cfgs, name, replace(cfgs[name], input_size=(3, 64, 64), pool_size=(2, 2)))
+        yield
+
+
+@pytest.fixture
+def timm_network(small_lambda_resnet26t: None) -> Any:
+    """A network of timm with lambda layers that affect its output, and three classes."""
+    import timm
+
+    torch.manual_seed(0)
+    return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
 
 
 @pytest.fixture(scope="session")

@@ -11,16 +11,12 @@ import torch
 from PIL import Image
 
 import lambdanets as ln
+from commands import error_lines
 from lambdanets.cli import main
-from small_timm import small_lambda_resnet26t  # noqa: F401
+from noise_images import write_two_classes
 
+pytestmark = pytest.mark.usefixtures("small_lambda_resnet26t")
 LAYERS = ["stages.2.1.self_attn", "stages.3.0.self_attn", "stages.3.1.self_attn"]
-
-
-@pytest.fixture(scope="module")
-def network(small_lambda_resnet26t):  # noqa: F811
-    torch.manual_seed(0)
-    return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
 
 
 def adopt(*arguments):
@@ -43,13 +39,13 @@ def test_adopts_a_model_by_name_and_reports_time_and_errors(tmp_path, monkeypatc
     assert timm.create_model(f"local-dir:{out}", pretrained=True).num_classes == 1000
 
 
-def test_adopts_the_ema_in_a_checkpoint_of_the_training_script_of_timm(network, tmp_path, capsys):
+def test_adopts_the_ema_in_a_checkpoint_of_the_training_script_of_timm(timm_network, tmp_path, capsys):
     trained = timm.create_model("lambda_resnet26t", num_classes=3)
     saver = timm.utils.CheckpointSaver(
         torch.compile(trained),
         torch.optim.SGD(trained.parameters(), 0.1, momentum=0.9),
         args=argparse.Namespace(model="lambda_resnet26t", lr=0.1, mean=None, output=tmp_path, scores=np.ones(2)),
-        model_ema=timm.utils.ModelEmaV3(network),
+        model_ema=timm.utils.ModelEmaV3(timm_network),
         checkpoint_dir=str(tmp_path),
     )
     saver.save_checkpoint(3, metric=np.float64(0.7))
@@ -60,12 +56,12 @@ def test_adopts_the_ema_in_a_checkpoint_of_the_training_script_of_timm(network, 
     loaded = ln.load(tmp_path / "model", device="cpu")
     assert len(loaded.classes) == 3
     with torch.inference_mode():
-        torch.testing.assert_close(loaded.model.double()(x), network.double()(x))
+        torch.testing.assert_close(loaded.model.double()(x), timm_network.double()(x))
 
 
-def test_adopts_a_folder_that_timm_saved(network, tmp_path):
+def test_adopts_a_folder_that_timm_saved(timm_network, tmp_path):
     for names in (["a", "b", "c"], {"2": "c", "0": "a", "1": "b"}):
-        timm.models.save_for_hf(network, tmp_path / "saved", model_config={"label_names": names})
+        timm.models.save_for_hf(timm_network, tmp_path / "saved", model_config={"label_names": names})
         assert ln.load(tmp_path / "saved").classes == ("a", "b", "c")
     assert adopt(tmp_path / "saved", "--out", tmp_path / "model") == 0
     assert ln.load(tmp_path / "model").classes == ("a", "b", "c")
@@ -79,22 +75,16 @@ def test_adopts_a_folder_that_timm_saved(network, tmp_path):
         (["weights.pth", "--model", "lambda_resnet50ts"], "another architecture"),
     ],
 )
-def test_refuses_in_one_line(arguments, message, network, tmp_path, monkeypatch, capsys):
+def test_refuses_in_one_line(arguments, message, timm_network, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    torch.save(network.state_dict(), "weights.pth")
-    assert adopt(*arguments, "--out", "model") == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 1
-    assert message in errors[0]
+    torch.save(timm_network.state_dict(), "weights.pth")
+    (error,) = error_lines(capsys, "adopt", *arguments, "--seconds", 0, "--out", "model")
+    assert message in error
     assert not (tmp_path / "model").exists()
 
 
 def test_finetuned_adopted_network_is_one_of_timm(tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    for index in range(16):
-        path = tmp_path / f"PHOTOS/{('cat', 'dog')[index % 2]}/{index}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(rng.integers(0, 255, (40, 40, 3), np.uint8)).save(path)
+    write_two_classes(tmp_path / "PHOTOS")
     monkeypatch.chdir(tmp_path)
     assert adopt("lambda_resnet26t", "--no-pretrained", "--out", "foreign") == 0
     train = "train finetune --weights foreign --data PHOTOS --run runs/photos"
@@ -106,7 +96,7 @@ def test_finetuned_adopted_network_is_one_of_timm(tmp_path, monkeypatch):
     ln.save_pretrained("runs/photos", "finetuned")
     finetuned = timm.create_model("local-dir:finetuned", pretrained=True).eval()
     trained = ln.load("runs/photos", device="cpu")
-    assert trained.classes == ("cat", "dog")
+    assert trained.classes == ("dark", "light")
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         torch.testing.assert_close(finetuned(x), trained.model(x), rtol=1e-3, atol=1e-3)

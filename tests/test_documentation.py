@@ -24,7 +24,6 @@ from sybil.parsers.markdown import CodeBlockParser
 import lambdanets as ln
 from lambdanets.cli import main, options
 from noise_images import write_images, write_two_classes
-from small_timm import small_lambda_resnet26t  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,6 +34,7 @@ SMALL = {
     "export": "--seconds 0",
     "benchmark": "--shapes 7x7x16 --scopes 3 --repeats 3 --seconds 0.01 --candidates lambdanets convolution",
 }
+COCO_FILES = ("annotations", "train", "val", "test")
 TRAINED: list[list[str]] = []  # trainings on other pages, which need not run again
 
 
@@ -71,7 +71,7 @@ class Folder:
             "NEW_PHOTOS": partial(write_images, count=2, brightness=60),
             "MICROGRAPHS": partial(write_images, count=1, brightness=20),
             "IMAGES": partial(shutil.copytree, digits / "train"),
-            **{f"{split}.json": partial(shutil.copy, digits / "train.json") for split in ("train", "val", "test")},
+            **{f"{name}.json": partial(shutil.copy, digits / "train.json") for name in COCO_FILES},
             "photo.jpg": self.write_photo,
             "scan.png": self.write_photo,
             "slide.png": partial(self.write_photo, size=(520, 64)),
@@ -89,7 +89,7 @@ class Folder:
 
 
 @pytest.fixture
-def folder(runs, trained_detector, tmp_path, monkeypatch):
+def folder(small_lambda_resnet26t, runs, trained_detector, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return Folder(runs, trained_detector / "digits")
 

@@ -3,6 +3,7 @@
 import json
 import runpy
 import shutil
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,6 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub import load_and_adopt
 from lambdanets.training.run import start
 from noise_images import write_two_classes
-from small_timm import small_lambda_resnet26t  # noqa: F401
 from training.runs import quick_recipe
 from training.teachers import RECIPE, write_teacher
 
@@ -31,13 +31,6 @@ def teacher(tmp_path_factory):
     """A weight file of a model with options and gray input."""
     recipe = replace(RECIPE, channels=1, model_options=OPTIONS)
     return write_teacher(tmp_path_factory.mktemp("hub") / "teacher", CLASSES, recipe=recipe)
-
-
-@pytest.fixture(scope="module")
-def timm_network(small_lambda_resnet26t):  # noqa: F811
-    """A network of timm with lambda layers that affect its output, and three classes."""
-    torch.manual_seed(0)
-    return timm.create_model("lambda_resnet26t", num_classes=3, zero_init_last=False).eval()
 
 
 def random_images(channels, side):
@@ -212,9 +205,11 @@ def test_rejects_a_damaged_model_folder(file, content, message, teacher, tmp_pat
         ln.load(path.parent)
 
 
-def test_torch_hub_lists_every_model_and_loads_them():
+def test_torch_hub_lists_every_model_and_loads_them(monkeypatch):
     repository = str(Path(__file__).parents[1])
+    monkeypatch.setattr(sys, "path", [*sys.path])
     entry_points = runpy.run_path(f"{repository}/hubconf.py")
+    assert sys.path[:2] == [f"{repository}/src", f"{repository}/lab"]  # the package need not be installed
     assert all(callable(entry_points[name]) for name in ("load", "mask_rcnn", *ln.list_models()))
     for arguments in (["lambda_resnet20_small"], ["create_model", "resnet18"]):
         with torch.device("meta"):

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import lambdanets as ln
-from lambdanets.cli import main
+from commands import succeed
 from lambdanets.errors import InputError
 from lambdanets.models.weights import FOLDER
 from lambdanets.recipes.digits import recipe as DIGITS
@@ -34,19 +34,15 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run_command(capsys, *arguments):
-    assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
-
-
-def test_images_in_a_folder_with_the_name_of_the_model_are_predicted(folder, capsys):
-    run_command(capsys, "predict", "digits", "digits/a.png")
-    run_command(capsys, "predict", "nuclei", "nuclei", "--out", "found")
+def test_images_in_a_folder_with_the_name_of_the_model_are_predicted(folder):
+    succeed("predict", "digits", "digits/a.png")
+    succeed("predict", "nuclei", "nuclei", "--out", "found")
     assert json.loads((folder / "found/images.json").read_text())["images"][0]["file_name"] == "nuclei/a.png"
 
 
-def test_output_folder_may_have_the_name_of_the_model(folder, capsys):
+def test_output_folder_may_have_the_name_of_the_model(folder):
     shutil.move(folder / "nuclei", folder / "micrographs")
-    run_command(capsys, "predict", "nuclei", "micrographs", "--out", "nuclei")
+    succeed("predict", "nuclei", "micrographs", "--out", "nuclei")
     assert (folder / "nuclei/results.json").is_file()
 
 

@@ -6,9 +6,8 @@ import time
 import pytest
 
 from lambdanets import progress
-from lambdanets.cli import main
 from lambdanets.progress import Progress, track
-from lambdanets.training import run_log
+from lambdanets.training import run, run_log
 
 
 @pytest.fixture
@@ -44,9 +43,8 @@ def test_a_terminal_shows_one_line_that_changes(capsys, monkeypatch):
     assert "\n" not in output
 
 
-def test_training_prints_epoch_step_loss_and_speed(frequent_lines, two_classes, tmp_path, capsys, monkeypatch):
+def test_training_prints_epoch_step_loss_and_speed(frequent_lines, quick, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run_log, "STEPS_PER_ROW", 1)
-    fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 3, "--batch-size", 6]
-    assert main(["train", *map(str, fields), "--run", str(tmp_path / "run")]) == 0
+    run.start(quick, tmp_path / "run")
     output = capsys.readouterr().err
     assert re.search(r"^epoch [123]/3: \d+ of \d+ steps, .* loss \d+\.\d+, .*images/s", output, flags=re.MULTILINE)

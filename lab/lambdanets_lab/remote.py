@@ -39,7 +39,7 @@ class RemoteStore(Store):
     """
 
     def __init__(self, location: str, cache: Path | None = None, cache_bytes: int | None = None) -> None:
-        super().__init__(location.rstrip("/"))
+        super().__init__(location)
         size = os.environ.get(CACHE_BYTES, str(100 * 10**9))
         if not size.isdecimal():
             raise InputError(f"{CACHE_BYTES} must be a number of bytes, got {size!r}")
@@ -50,10 +50,6 @@ class RemoteStore(Store):
         except RuntimeError as error:
             raise InputError(f"{CACHE} must be a folder for downloaded shards, got none; {error}") from error
         self._verified: set[str] = set()  # SHA-256 of the cached shards that were hashed
-
-    def path(self, name: str) -> str:
-        """The URL of a file."""
-        return f"{self._location}/{name}"
 
     def read_list(self) -> bytes:
         """Read shards.json. Raises OSError."""

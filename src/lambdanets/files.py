@@ -27,6 +27,8 @@ _OUTPUTS = (
     {"scores.json"},  # evaluate
     {"explanation.npz"},  # explain
     {"comparison.md", "results.json"},  # compare
+    {"layer.png", "results.json"},  # benchmark layer
+    {"scaling.png", "results.json"},  # benchmark scaling
 )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -162,14 +163,21 @@ def check_new_file(path: Path) -> None:
 
 
 def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Describe up to five differences between two identities, for messages; "" if they are equal."""
-    messages = []
+    """Describe up to five differences between two identities, for messages; "" if they are equal.
+
+    Of a mapping in both, such as options, those of its entries. More entries of `existing` itself are ignored.
+    """
+    return ", and ".join(itertools.islice(_differences(existing, expected), 5))
+
+
+def _differences(existing: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
     for name, value in expected.items():
-        if (current := existing.get(name)) != value:
+        current = existing.get(name)
+        if isinstance(current, Mapping) and isinstance(value, Mapping):
+            yield from _differences(current, {**dict.fromkeys(current), **value})
+        elif current != value:
             is_long = max(len(repr(current)), len(repr(value))) > _MAX_CHARACTERS
-            difference = "the same" if is_long else f"{current!r}, got {value!r}"
-            messages.append(f"{name} must be {difference}")
-    return ", and ".join(messages[:5])
+            yield f"{name} must be {'the same' if is_long else f'{current!r}, got {value!r}'}"
 
 
 def encode_line(entry: Any) -> bytes:

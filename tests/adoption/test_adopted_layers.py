@@ -12,6 +12,7 @@ from all_pairs import in_turn
 from lambdanets import adopt, foreign_state_dict
 from lambdanets.adoption.trial import randomize
 from lambdanets.layers.lambda_layer import GridLambdaLayer
+from lambdanets_lab.benchmark.measurement import relative_error
 
 _TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -62,10 +63,6 @@ def make_pair(name, dtype):
     projection = next(module for module in theirs.modules() if isinstance(module, nn.Conv1d | nn.Conv2d))
     batch = 6 if "slices" in name else 2
     return theirs, ours, torch.randn(batch, projection.in_channels, *size, dtype=dtype)
-
-
-def relative_error(actual, expected):
-    return float((actual - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,7 @@ def images(count: int = 10, image_type: type[ImageArray] = ImageArray) -> ImageA
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    values = torch.from_numpy(np.array(image)).float()
-    return values[None] if image.mode == "L" else values.permute(2, 0, 1)
+    return torch.from_numpy(np.array(image)).float()[None]
 
 
 def add_noise(image: Image.Image) -> Tensor:
@@ -45,7 +44,7 @@ def add_noise(image: Image.Image) -> Tensor:
 def loader(
     source: ImageArray | None = None, transform: Callable[[Image.Image], Tensor] = add_noise, **options: Any
 ) -> ImageBatches:
-    defaults = {"mode": "L", "batch_size": 3, "seed": 0, "training": True, "workers": 0}
+    defaults = {"batch_size": 3, "seed": 0, "training": True, "workers": 0}
     return ImageBatches(images() if source is None else source, transform, **{**defaults, **options})
 
 
@@ -67,7 +66,6 @@ def test_a_batch_has_images_labels_and_indices() -> None:
     assert batch.images[:, 0, 0, 0].tolist() == batch.indices.tolist()
     assert batch.targets.tolist() == [index % 3 for index in batch.indices.tolist()]
     assert batch.targets.dtype == batch.indices.dtype == torch.int64
-    assert next(iter(loader(mode="RGB"))).images.shape == (3, 3, 2, 2)
 
 
 def test_order_and_augmentation_depend_on_the_seed_but_not_on_workers() -> None:

@@ -21,7 +21,7 @@ def to_noisy_tensor(image: Image.Image) -> torch.Tensor:
 
 
 def batches(images: ShardedImages, workers: int = 0) -> ImageBatches:
-    return ImageBatches(images, to_noisy_tensor, mode="L", batch_size=4, seed=3, training=True, workers=workers)
+    return ImageBatches(images, to_noisy_tensor, batch_size=4, seed=3, training=True, workers=workers)
 
 
 def open_train(shards: Path) -> ShardedImages:
@@ -33,21 +33,6 @@ def open_train(shards: Path) -> ShardedImages:
 def edit_list(shards: Path, **change: object) -> None:
     path = shards / "shards.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-
-
-def test_sharded_set_has_the_same_images_classes_and_splits(two_classes: Path, shards: Path) -> None:
-    original, sharded = open_splits(str(two_classes)), open_splits(str(shards))
-    assert sharded.classes == ("dark", "light")
-    for expected, actual in ((original.train, sharded.train), (original.validation, sharded.validation)):
-        assert isinstance(actual, ShardedImages)
-        assert len(actual) == len(expected)
-        loaded = {actual.key(index): actual.load(index) for index in range(len(actual))}
-        for index in range(len(expected)):
-            image, label = loaded[str(Path(expected.name(index)).relative_to(two_classes).with_suffix(""))]
-            assert label == expected.labels[index]
-            assert image.tobytes() == expected.load(index)[0].tobytes()
-        assert actual.labels.tolist() == [actual.load(index)[1] for index in range(len(actual))]
-        assert actual.labels.dtype == np.int64
 
 
 def test_image_names_are_shard_and_member_also_of_a_pickled_copy(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

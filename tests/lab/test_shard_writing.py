@@ -33,10 +33,14 @@ def num_images(content) -> int:
 
 def test_image_files_are_copied_byte_for_byte(two_classes, tmp_path):
     Image.open(two_classes / "dark/00.png").save(two_classes / "dark/photo.JPG", quality=40)
-    content = write_shards(open_splits(str(two_classes)), tmp_path / "out", images_per_shard=4)
+    originals = open_splits(str(two_classes))
+    content = write_shards(originals, tmp_path / "out", images_per_shard=4)
     splits = open_shards(str(tmp_path / "out"))
-    files = files_by_key(splits["train"]) | files_by_key(splits["validation"])
-    assert files == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in list_images(two_classes).paths}
+    for name, images in (("train", originals.train), ("validation", originals.validation)):
+        paths = [Path(images.name(index)) for index in range(len(images))]
+        assert files_by_key(splits[name]) == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in paths}
+        labels = [("dark", "light").index(splits[name].key(index).split("/")[0]) for index in range(len(images))]
+        assert splits[name].labels.tolist() == [splits[name].load(index)[1] for index in range(len(images))] == labels
     assert splits["train"].classes == ("dark", "light")
     assert (num_images(content), content.metadata["unreadable"]) == (21, [])
     assert {shard.name for shard in content.shards} == {path.name for path in (tmp_path / "out").glob("*.tar")}

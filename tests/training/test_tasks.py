@@ -12,8 +12,10 @@ import torch
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
+from lambdanets.inference.loading import load
 from lambdanets.tasks.detection import LOSS_NAMES
 from lambdanets.training import run
+from lambdanets.training.initial_weights import build_model
 from lambdanets.training.recipe import read_recipe
 from training.detection.constructed_detector import assert_nontrivial_metrics
 from training.runs import assert_same_result, interrupted_run, load_weights
@@ -43,13 +45,8 @@ def task(request):
 
 
 @pytest.fixture
-def finished(task, quick_run, trained_detector, trained_segmenter):
+def finished(task, runs):
     """The folder of a finished run of the task. Read-only."""
-    runs = {
-        "classification": quick_run,
-        "detection": trained_detector / "run",
-        "segmentation": trained_segmenter / "run",
-    }
     return runs[task]
 
 
@@ -112,8 +109,8 @@ def test_run_with_micro_batches_ema_and_frozen_norms_resumes_bit_identically(
 ):
     weights = Path(shutil.copy(finished / "weights.safetensors", tmp_path / "initial.safetensors"))
     identity = {"name": weights.name, "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
-    # interrupted in the middle of an epoch and after one; then the data is moved and the initial weights are removed
-    steps, micro_batch = ((4, 8), 3) if task == "classification" else ((1, 2), 1)
+    # interrupted again and again, in the middle of an epoch and after one; then the data is moved, without its weights
+    steps, micro_batch = ((2, 3, 8), 3) if task == "classification" else ((1, 2), 1)
     frozen = {"freeze_batch_norm": 0.4, "batch_norm_momentum": 0.5, "learning_rate": recipe.learning_rate / 5}
     recipe = replace(recipe, weights=str(weights), micro_batch=micro_batch, ema_decay=0.9, **frozen)
     run.start(recipe, tmp_path / "uninterrupted")
@@ -144,6 +141,22 @@ def test_unreadable_images_are_skipped_and_listed(recipe, tmp_path):
     unreadable = {Path(message.partition(": ")[0]).name for message in result["unreadable"]}
     assert unreadable == {images[0].name, images[2].name}
     assert all(tensor.isfinite().all() for tensor in load_weights(tmp_path / "run").values())
+
+
+LAST_LAYERS = {
+    "classification": ("fc.",),
+    "detection": ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits."),
+    "segmentation": ("head.",),
+}
+
+
+def test_other_class_names_reinitialize_only_the_last_layers(task, finished):
+    recipe, trained = replace(read_recipe(finished / "recipe.json"), weights=str(finished)), load_weights(finished)
+    names = load(finished).classes[task == "segmentation" :]  # without the background
+    for classes in (names, names[::-1], ("cup", "fork"), (*names, "third")):
+        state = build_model(recipe, classes).state_dict()
+        changed = {name for name in state if not torch.equal(state[name], trained[name])}
+        assert changed == {name for name in state if name.startswith(LAST_LAYERS[task]) and classes != names}
 
 
 INVALID = [

@@ -14,7 +14,7 @@ from lambdanets.tasks.classification import make_transform
 @pytest.mark.parametrize("channels", [1, 3])
 def test_transforms_return_squares_of_the_image_size(channels, training):
     recipe = replace(DIGITS, channels=channels, image_size=12)
-    image = Image.new("L" if channels == 1 else "RGB", (31, 17), 128 if channels == 1 else (128, 128, 128))
+    image = Image.new("RGB" if channels == 1 else "L", (31, 17), (128,) * (4 - channels))  # of another mode
     evaluate = recipe.preprocessing.transform()
     tensor = normalize(make_transform(recipe)(image), recipe.mean, recipe.std) if training else evaluate(image)
     assert tensor.shape == (channels, 12, 12)

@@ -64,14 +64,12 @@ def run(kind: str, options: CommonOptions) -> None:
     device = _check(options, KINDS[kind].candidates)
     if not make_cases(options, device, ()):
         raise InputError("--tables must have a row that --candidates and --passes name, got none")
+    torch.set_num_threads(options.threads or torch.get_num_threads())  # before they are written as hardware
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
     settings = _settings(kind, options, device)
     content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), "finished": False, **settings}
     rows: list[Row] = []
-    work = WorkFolder(
-        folder, "a benchmark", settings | settings["options"], _read, "remove it, or choose another folder with --out"
-    )
-    torch.set_num_threads(options.threads or torch.get_num_threads())
+    work = WorkFolder(folder, "a benchmark", settings, _read, "remove it, or choose another folder with --out")
     torch.set_float32_matmul_precision("highest")  # without TF32
     torch.backends.cudnn.allow_tf32 = False
     with resumable(f"finished cases are in {folder}, to name with --out"), work.open():
@@ -124,7 +122,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
     content = read_json(path, dict[str, Any], advice)
     if content.get("finished"):
         raise InputError(f"{path} exists and is finished; {advice}")
-    return content | content.get("options", {})
+    return content
 
 
 def _check(options: CommonOptions, names: Sequence[str]) -> torch.device:

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
     source = load_one_of((Classifier, Detector), options.checkpoint, options.device)
     image = read_image(options.image, channel=options.channel, stretch=source.card.stretch)
-    explanation = explain(source, image)
+    explanation = explain(source, image, stretch=False)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at
     layer = explanation.layers[-1] if options.layer is None else options.layer
     with folder.open():

@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from lambdanets.cli.options import POSITIONAL, parse, program
 from lambdanets.cli.predict import report_unreadable
+from lambdanets.errors import first_few
 from lambdanets.records import Workers, record
 from lambdanets.signals import resumable
 from lambdanets.terminal import echo
@@ -38,9 +39,6 @@ class Label:
     """Maximum number of unreadable images, which are skipped."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; by default the GPU, if there is one, or one per torchrun process."""
-
-
-MAX_NAMES = 10  # maximum number of classes in a message
 
 
 @record
@@ -99,8 +97,7 @@ def _select(arguments: list[str]) -> int:
     echo(f"{selection.kept:,} kept{copies}")
     for count, classes in ((f"fewer than {options.per_class}", selection.short), ("none", selection.without)):
         if classes:
-            others = f" and {len(classes) - MAX_NAMES} more" if len(classes) > MAX_NAMES else ""
-            echo(f"classes with {count} ({len(classes)}): {', '.join(classes[:MAX_NAMES])}{others}")
+            echo(f"classes with {count} ({len(classes)}): {first_few(classes)}")
     echo(f"{seconds:.1f} s, {selection.rows / max(seconds, 1e-9):,.0f} rows/s")
     echo(f"written to {options.out}: one table per shard, and {SELECTION}")
     return 0

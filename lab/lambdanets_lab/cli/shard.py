@@ -59,13 +59,11 @@ def main(arguments: list[str]) -> int:
 
 def _write(options: Shard, out: Path, threads: int) -> int:
     from lambdanets.data.datasets import open_splits
-    from lambdanets.data.image_search import describe_classes, describe_left_out, list_images
+    from lambdanets.data.image_search import describe_classes, describe_left_out, find_images
     from lambdanets_lab.shards import write_shards
 
-    if options.unlabeled and not Path(options.data).is_dir():
-        raise InputError(f"DATA must be a folder of images with --unlabeled, got {options.data!r}")
     if options.unlabeled:
-        found = list_images(Path(options.data))
+        found = find_images([options.data])
         echo(describe_left_out(found.left_out))
     else:
         splits = open_splits(
@@ -87,7 +85,8 @@ def _write(options: Shard, out: Path, threads: int) -> int:
         echo(f"skipped {len(unreadable)} unreadable images:", *(f"  {message}" for message in unreadable))
     images, size = (sum(getattr(shard, name) for shard in written.shards) for name in ("images", "bytes"))
     echo(f"{images:,} images in {len(written.shards):,} shards of {out}, {size / 1e9:.3g} GB")
-    echo(f"written in {time.monotonic() - started:.0f} s; train with --data {out}")
+    advice = "label with lambdanets pseudo-label" if options.unlabeled else f"train with --data {out}"
+    echo(f"written in {time.monotonic() - started:.0f} s; {advice}")
     return _verify(str(out), threads) if options.verify else 0
 
 

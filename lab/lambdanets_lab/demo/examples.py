@@ -6,6 +6,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from lambdanets.data.coco.scattered_digits import scattered_digits
+from lambdanets.data.datasets import open_evaluation_images
 from lambdanets.data.images import read_image
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
@@ -49,12 +50,9 @@ def draw_nuclei(count: int, seed: int, side: int = 256) -> tuple[Image.Image, st
 
 
 def _scanned_digits() -> list[tuple[Image.Image, str]]:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images, labels = (digits.images * (255 / 16)).astype(np.uint8), digits.target.tolist()
-    chosen = [labels.index(label) for label in (2, 3, 5, 0, 8, 4)]
-    return [(Image.fromarray(images[index]), f"digit {labels[index]}") for index in chosen]
+    digits = open_evaluation_images("digits")[0]
+    chosen = [list(digits.labels).index(label) for label in (2, 3, 5, 0, 8, 4)]
+    return [(image, f"digit {label}") for image, label in map(digits.load, chosen)]
 
 
 def _scattered_digits() -> list[tuple[Image.Image, str]]:

@@ -44,7 +44,7 @@ def predict_image(model: Model, image: Image.Image, name: str) -> ImagePredictio
     """Run a model on an image of mode "L" or "RGB" that is already stretched. name: its name in objects.csv."""
     explanation = None
     if not isinstance(model, Segmenter) and any(isinstance(layer, LambdaBase) for layer in model.model.modules()):
-        explanation = explain(model, np.asarray(image))
+        explanation = explain(model, image, stretch=False)
     if isinstance(model, Classifier):
         result = _classes(model, image)
     elif isinstance(model, Detector):
@@ -58,7 +58,7 @@ def predict_image(model: Model, image: Image.Image, name: str) -> ImagePredictio
 
 
 def _classes(model: Classifier, image: Image.Image) -> dict[str, Any]:
-    top = model.predict(np.asarray(image))[0].top(TOP_K)
+    top = model.infer([image])[0].top(TOP_K)
     name, probability = top[0]
     bars = [{"name": name, "value": value, "text": _percent(value)} for name, value in top]
     headline = f"Class {name}, with probability {_percent(probability)}"
@@ -99,7 +99,7 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
 
 
 def _pixels(model: Segmenter, image: Image.Image) -> dict[str, Any]:
-    segmentation = model.predict(np.asarray(image))[0]
+    segmentation = model.infer([image])[0]
     labels = segmentation.labels.numpy()
     drawn = overlay_classes(image, labels)
     bars = [

@@ -25,11 +25,13 @@ from lambdanets.ops.precision import accumulation_dtype
 class AttentionMap:
     """The weights of all context positions in one output position of a lambda layer, in float32 or wider.
 
-    layer: name of the layer. at: output position of the layer.
+    layer: name of the layer. at: output position of the layer; of the first slice, if slices are examples of a batch
+        (LambdaUNet).
     content, position: weights a_c and a_p, (h, S_1..S_D[, u]), or (h, m[, u]) for tokens; 0 if the layer lacks the
         term. They may be negative, and do not sum to 1.
     bias: (h,), the constant that a layer with position_bias adds to all channels of a head, else 0.
     values: ([h,] S_1..S_D, v[, u]).
+    has_intra_depth: whether there is the axis u.
     """
 
     layer: str
@@ -38,6 +40,7 @@ class AttentionMap:
     position: Tensor
     bias: Tensor
     values: Tensor
+    has_intra_depth: bool = False
 
     @property
     def total(self) -> Tensor:
@@ -46,11 +49,10 @@ class AttentionMap:
 
     def output(self) -> Tensor:
         """Return the layer's output at this position, (h v,): the weighted sum of the values, plus the bias."""
-        sides = len(self.at)
+        sides, intra = self.content.ndim - 1 - self.has_intra_depth, "u" if self.has_intra_depth else ""
         weights, values = self.total.flatten(1, sides), self.values
         has_heads = values.ndim > self.content.ndim
         values = values.flatten(1, sides) if has_heads else values.flatten(0, sides - 1).unsqueeze(0)
-        intra = "u" if weights.ndim == 3 else ""
         values = values.expand(len(weights), *values.shape[1:])
         return (torch.einsum(f"hm{intra},hmv{intra}->hv", weights, values) + self.bias.unsqueeze(1)).flatten()
 
@@ -94,7 +96,8 @@ def compute_attention_map(layer: LambdaBase, inputs: LambdaInputs, at: tuple[int
     values = values.masked_fill(~is_used.unsqueeze(-2 if layer.intra_depth > 1 else -1), 0)  # excluded ones may be NaN
     sides = _context_sides(inputs, content.shape[1])
     values = values.unflatten(1 if layer.multi_head else 0, sides)
-    return AttentionMap(name, at, content.unflatten(1, sides), position.unflatten(1, sides), bias, values)
+    content, position = content.unflatten(1, sides), position.unflatten(1, sides)
+    return AttentionMap(name, at, content, position, bias, values, layer.intra_depth > 1)
 
 
 def shared_keys(layer: LambdaBase, inputs: LambdaInputs) -> Tensor:
@@ -121,16 +124,14 @@ def _context_sides(inputs: LambdaInputs, context: int) -> tuple[int, ...]:
 
 def _first_example(layer: LambdaBase, inputs: LambdaInputs) -> LambdaInputs:
     """Return the inputs for a batch of only the first example, in float32 or wider."""
-    dtype = accumulation_dtype(inputs.queries.dtype)
     mask, embeddings = inputs.mask, inputs.embeddings
-    if embeddings is not None:
-        axes = 3 + (layer.intra_depth > 1) + layer.multi_head
-        embeddings = (embeddings[0] if embeddings.ndim > axes else embeddings).to(dtype)
-    return inputs._replace(
-        queries=inputs.queries[:1].to(dtype),
-        keys=None if inputs.keys is None else inputs.keys[:1].to(dtype),
-        values=inputs.values[:1].to(dtype),
+    if embeddings is not None and embeddings.ndim > 3 + (layer.intra_depth > 1) + layer.multi_head:
+        embeddings = embeddings[0]
+    first = inputs._replace(
+        queries=inputs.queries[:1],
+        keys=None if inputs.keys is None else inputs.keys[:1],
+        values=inputs.values[:1],
         mask=mask if mask is None or mask.ndim == 2 else mask[:1],
         embeddings=embeddings,
-        tables=tuple(table.to(dtype) for table in inputs.tables),
     )
+    return first.to(accumulation_dtype(inputs.queries.dtype))

@@ -189,7 +189,10 @@ class Explanation:
 
 
 def explain(
-    model: str | os.PathLike[str] | Classifier | Detector | nn.Module, image: ImageInput | Tensor | tuple[Any, ...]
+    model: str | os.PathLike[str] | Classifier | Detector | nn.Module,
+    image: ImageInput | Tensor | tuple[Any, ...],
+    *,
+    stretch: bool | None = None,
 ) -> Explanation:
     """Run a model on one image and return what its lambda layers look at.
 
@@ -197,6 +200,7 @@ def explain(
         model: a run folder or weight file, a `Classifier` or `Detector`, or a network. It runs in evaluation mode.
         image: an image as in `Classifier.predict`. For a network, its preprocessed input: a tensor with a batch axis,
             of which the first example is explained, or a tuple of the arguments of its forward pass.
+        stretch: False for an image whose intensities have been stretched; by default as in the model card.
 
     Raises InputError for an invalid argument, and for a network without lambda layers.
     """
@@ -208,14 +212,14 @@ def explain(
         network = loaded
         view = View.whole(tuple(inputs[0].shape[2:])) if inputs[0].ndim > 3 else None
     elif isinstance(loaded, Classifier | Detector):
-        batches = list(image_batches(image, 1, stretch=loaded.card.stretch))
+        batches = list(image_batches(image, 1, stretch=loaded.card.stretch if stretch is None else stretch))
         if len(batches) != 1:
             raise InputError(f"image must be one image, got {len(batches)}")
         (pil_image,), network = batches[0], loaded.model
         device = next(network.parameters()).device
         if isinstance(loaded, Classifier):
             preprocessing = loaded.card.preprocessing
-            inputs = (preprocessing.transform()(pil_image.convert(preprocessing.mode))[None].to(device),)
+            inputs = (preprocessing.transform()(pil_image)[None].to(device),)
             view = view_of_classifier(preprocessing, pil_image.size)
         else:
             inputs = ([image_to_tensor(pil_image).to(device)],)

@@ -28,10 +28,8 @@ MARK: dict[str, Any] = {"marker": "P", "markersize": 11, "color": "black", "mark
 
 def attention_weights(attention: AttentionMap) -> tuple[np.ndarray, np.ndarray]:
     """Return content and position weights as maps (h, H, W). With intra-depth, weights are summed over u."""
-    content, position = (
-        weights.flatten(3).sum(-1) if weights.ndim > 3 else weights
-        for weights in (attention.content, attention.position)
-    )
+    weights = (attention.content, attention.position)
+    content, position = (x.sum(-1) if attention.has_intra_depth else x for x in weights)
     return content.cpu().numpy(), position.cpu().numpy()
 
 

@@ -222,12 +222,12 @@ def _compare(graph: Graph, runtime: Runtime, path: Path, dynamic: bool) -> dict[
 
 
 def _test_shapes(graph: Graph) -> list[Shape]:
-    """Return the given shape and two others, one smaller and one larger, with odd sides if the network allows them."""
+    """Return the given shape and up to two others, one smaller and one larger, with odd sides if the network can."""
     batch, channels, height, width = graph.shape
     shapes = [graph.shape]
     for dynamic_batch, factor in ((1, 0.75), (batch + 1, 1.3)):
         batch_size = dynamic_batch if 0 in graph.dynamic_axes else batch
         odd = (batch_size, channels, int(height * factor) | 1, int(width * factor / 2) | 1)
         even = (*odd[:2], *(-(-side // _MULTIPLE) * _MULTIPLE for side in odd[2:]))
-        shapes.append(odd if _can_run(graph, odd) else even)
+        shapes += [shape for shape in (odd, even) if _can_run(graph, shape)][:1]
     return shapes

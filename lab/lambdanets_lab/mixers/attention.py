@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.ops.checks import check_sizes
-from lambdanets.ops.tracing import unfold
+from lambdanets.ops.tables import pairwise_embeddings
 from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1, join_heads, split_heads
 
 
@@ -32,16 +32,11 @@ class RelativeTable(nn.Module):
 
     def forward(self, side: int) -> Tensor:
         """Return R[m - n] as (n, depth, m), for n and m from 0 to side - 1."""
+        table: Tensor = self.table
         missing = side - 1 - self.max_distance
         if missing > 0:
-            ends = (self.table[:1].expand(missing, -1), self.table, self.table[-1:].expand(missing, -1))
-            return relative_to_absolute(torch.cat(ends), side)
-        return relative_to_absolute(self.table.narrow(0, -missing, 2 * side - 1), side)
-
-
-def relative_to_absolute(table: Tensor, num_queries: int) -> Tensor:
-    """Return R[m - n] (n, depth, m), from a table (n + m - 1, depth) of embeddings for the offsets 1 - n to m - 1."""
-    return unfold(table, 0, num_queries, table.shape[0] - num_queries + 1).flip(0)
+            table = torch.cat((table[:1].expand(missing, -1), table, table[-1:].expand(missing, -1)))
+        return pairwise_embeddings(table.unsqueeze(-1), (side,), 1).squeeze(2)
 
 
 def attend_on_grid(

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.ops.tracing import unfold
-from lambdanets_lab.mixers.attention import attend, extend_keys, extend_queries, relative_to_absolute
+from lambdanets_lab.mixers.attention import attend, extend_keys, extend_queries
 from lambdanets_lab.mixers.local import check_scope
 from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1
 
@@ -102,6 +102,5 @@ class LocalAttention(Mixer):
 
 def _expand_table(table: Tensor, tile: int) -> Tensor:
     """Expand a table (h, r, c) to (h, n, c, m), for n in a tile and m in the tile with its halo; 0 beyond the scope."""
-    return torch.stack(
-        [relative_to_absolute(F.pad(head_table, (0, 0, tile - 1, tile - 1)), tile) for head_table in table]
-    )
+    padded = F.pad(table, (0, 0, tile - 1, tile - 1))
+    return unfold(padded, 1, tile, table.shape[1] + tile - 1).flip(1)

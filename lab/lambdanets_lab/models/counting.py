@@ -1,13 +1,14 @@
 """Parameter and FLOP counts of networks on the meta device, counted as in the paper."""
 
 import math
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets.inference.predictor import evaluation_mode
-from lambdanets.layers import LambdaLayer2d, RelativeEmbedding
+from lambdanets.ops.position.torch_compile import interaction_flops
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -18,57 +19,21 @@ def count_parameters(model: nn.Module) -> int:
 def count_flops(model: nn.Module, image_size: int, *, single_application: bool = False) -> int:
     """Return the FLOPs of a forward pass for one square image, 2 per multiply-add (Sec. F.3 of the paper).
 
-    Counts convolutions, linear layers and the contractions of lambda layers, but not biases, norms, activations,
-    pooling and additions. The model must be on the meta device, where it runs once.
+    PyTorch counts convolutions, matrix products and the operator of the position interaction, but not biases, norms,
+    activations, pooling and additions. The model must be on the meta device, where it runs once.
 
     Args:
         image_size: side of the image, in pixels.
         single_application: if True, count one application of the sum of the content and the position lambda, as this
             package computes it. If False, the default, count one application of each, as in Fig. 3 of the paper.
     """
-    total = 0
 
-    def hook(layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal total
-        total += 2 * count_multiply_adds(layer, arguments, output, single_application)
+    def interaction(*shapes: Any, **_: Any) -> int:
+        queries, _, values, content, *_ = shapes
+        applications = int(content is not None and not single_application)  # in addition to that of the sum
+        return interaction_flops(*shapes) + 2 * applications * math.prod(queries) * values[2]
 
-    with register_module_forward_hook(hook), torch.no_grad(), evaluation_mode(model):
+    formulas = {torch.ops.lambdanets.position_interaction: interaction}
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter, torch.no_grad(), evaluation_mode(model):
         model(torch.empty(1, 3, image_size, image_size, device="meta"))
-    return total
-
-
-def count_multiply_adds(
-    layer: nn.Module, arguments: tuple[Tensor, ...], output: Tensor, single_application: bool
-) -> int:
-    """Return the multiply-adds of one layer without its submodules; 0 for layers that are not counted."""
-    if isinstance(layer, nn.Conv2d):
-        return output.numel() * layer.weight[0].numel()
-    if isinstance(layer, nn.ConvTranspose2d):
-        return arguments[0].numel() * layer.weight[0].numel()
-    if isinstance(layer, nn.Linear):
-        return output.numel() * layer.in_features
-    if isinstance(layer, LambdaLayer2d):
-        return _lambda_multiply_adds(layer, arguments[0], single_application)
-    return 0
-
-
-def _lambda_multiply_adds(layer: LambdaLayer2d, x: Tensor, single_application: bool) -> int:
-    """Return the multiply-adds of computing and applying the lambdas.
-
-    The position lambda of each query is counted as a sum over min(r, S / dilation) positions along each side S, also
-    near the border. Layers with a stride run at the resolution of their input, because they pool afterwards.
-    """
-    batch, _, height, width = x.shape
-    per_context_position = (
-        layer.query_depth * layer.value_depth * layer.intra_depth * (layer.heads if layer.multi_head else 1)
-    )
-    per_application = layer.heads * layer.query_depth * layer.value_depth
-    context_sizes = []  # context positions per query, for the content and the position lambda
-    if layer.key_projection is not None:
-        context_sizes.append(1)  # all queries share the content lambda
-    if isinstance(layer.embedding, RelativeEmbedding):
-        scope = layer.embedding.scope
-        sides = (-(-side // layer.dilation) for side in (height, width))  # positions that a dilated scope can reach
-        context_sizes.append(math.prod(min(r, side) for r, side in zip(scope, sides, strict=True)))
-    num_applications = 1 if single_application else len(context_sizes)
-    return batch * height * width * (sum(context_sizes) * per_context_position + num_applications * per_application)
+    return counter.get_total_flops()

@@ -41,30 +41,22 @@ class MixerResNet(ResNetBase):
         mixer_blocks: for each of c2 to c5, the blocks with a mixer, counted from 1. In a block with a stride, the mixer
             runs at the input resolution and is followed by average pooling.
         mixer_options: options of the mixer, by name.
-        small_images: use a 3x3 stem with stride 1 and without pooling, for images of about 32 pixels; default False.
-        resnet: arguments of timm's ResNet.
+        resnet: small_images, as in `ResNetBase`, and arguments of timm's ResNet.
 
     Raises TypeError for an unknown option, and ValueError for an invalid value.
     """
 
-    def __init__(
-        self,
-        *,
-        mixer: str,
-        mixer_blocks: Blocks,
-        mixer_options: dict[str, Any],
-        small_images: bool = False,
-        **resnet: Any,
-    ) -> None:
-        if unknown := sorted(resnet.keys() - inspect.signature(ResNet).parameters.keys()):
+    def __init__(self, *, mixer: str, mixer_blocks: Blocks, mixer_options: dict[str, Any], **resnet: Any) -> None:
+        if unknown := sorted(resnet.keys() - {"small_images"} - inspect.signature(ResNet).parameters.keys()):
             known = option_names(mixer)
             hint = nearest_hint(unknown[0], known) or f"; its options are: {', '.join(known) or 'none'}"
             raise TypeError(f"mixer {mixer} has no option {', '.join(unknown)}{hint}")
-        super().__init__(small_images=small_images, **resnet)
+        super().__init__(**resnet)
         if mixer == "channel_attention":
             for stage, numbers in zip(self.stages(), mixer_blocks, strict=True):
                 for block in (stage[number - 1] for number in numbers):
-                    block.se = squeeze_excitation(block.conv3.out_channels, **mixer_options)
+                    attention = squeeze_excitation(block.conv3.out_channels, **mixer_options)
+                    block.se = attention.to(block.conv3.weight)
         elif mixer != "convolution":
 
             def make_layer(conv: nn.Conv2d) -> nn.Module:
@@ -74,8 +66,6 @@ class MixerResNet(ResNetBase):
             self.replace(mixer_blocks, make_layer)
 
 
-DEFAULT_MIXER = "lambda"
-DEPTHS = (50, 101, 152, 200, 270, 350, 420)
 _PREPROCESSING_FIELDS = ("input_size", "pool_size", "crop_pct", "test_input_size", "interpolation")
 
 default_cfgs = generate_default_cfgs(
@@ -87,13 +77,15 @@ default_cfgs = generate_default_cfgs(
         f"resnetrs{depth}_plain.untrained": default_cfg(
             **{name: getattr(get_pretrained_cfg(f"resnetrs{depth}"), name) for name in _PREPROCESSING_FIELDS}
         )
-        for depth in DEPTHS
+        for depth in LAMBDA_RESNET_BLOCKS
     }
 )
 
 
 @register_model
-def resnet50_mixer(pretrained: bool = False, **overrides: Any) -> nn.Module:
+def resnet50_mixer(
+    pretrained: bool = False, mixer: str = "lambda", pattern: str = "LLLL", **overrides: Any
+) -> nn.Module:
     """ResNet-50 with a mixer in all blocks of some stages (Tables 3 and 4 of the paper).
 
     Args:
@@ -104,29 +96,27 @@ def resnet50_mixer(pretrained: bool = False, **overrides: Any) -> nn.Module:
 
     Raises TypeError for an unknown argument, and ValueError for an invalid value.
     """
-    pattern = overrides.pop("pattern", "LLLL")
-    return _build("resnet50_mixer", pretrained, parse_pattern(pattern, RESNET_50["layers"]), RESNET_50, overrides)
+    blocks = parse_pattern(pattern, RESNET_50["layers"])
+    return _build("resnet50_mixer", pretrained, mixer, blocks, RESNET_50, overrides)
 
 
 @register_model
-def resnet20_mixer_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
+def resnet20_mixer_small(
+    pretrained: bool = False, mixer: str = "lambda", pattern: str | None = None, **overrides: Any
+) -> nn.Module:
     """`lambda_resnet20_small` with another mixer in place of its lambda layers.
 
     The arguments are those of `resnet50_mixer`, except that the default pattern is None, for the blocks of
     `lambda_resnet20_small` that have a lambda layer. mixer="lambda", the default, builds `lambda_resnet20_small`.
     """
-    pattern = overrides.pop("pattern", None)
     blocks = SMALL_BLOCKS if pattern is None else parse_pattern(pattern, SMALL_RESNET_20["layers"])
-    arguments = SMALL_RESNET_20
-    if overrides.get("mixer", DEFAULT_MIXER) == "lambda":
-        arguments = LAMBDA_RESNET_ARGUMENTS["lambda_resnet20_small"]
-    return _build("resnet20_mixer_small", pretrained, blocks, arguments, overrides)
+    arguments = LAMBDA_RESNET_ARGUMENTS["lambda_resnet20_small"] if mixer == "lambda" else SMALL_RESNET_20
+    return _build("resnet20_mixer_small", pretrained, mixer, blocks, arguments, overrides)
 
 
 def _build(
-    name: str, pretrained: bool, blocks: Blocks, arguments: dict[str, Any], overrides: dict[str, Any]
+    name: str, pretrained: bool, mixer: str, blocks: Blocks, arguments: dict[str, Any], overrides: dict[str, Any]
 ) -> nn.Module:
-    mixer = overrides.pop("mixer", DEFAULT_MIXER)
     if mixer not in MIXERS:
         similar = nearest_hint(mixer, MIXERS) if isinstance(mixer, str) else ""
         raise InputError(f"mixer must be one of {', '.join(MIXERS)}; got {mixer!r}{similar}")
@@ -150,5 +140,5 @@ def _register_plain(depth: int) -> Callable[..., nn.Module]:
     return register_model(create)
 
 
-for _depth in DEPTHS:
+for _depth in LAMBDA_RESNET_BLOCKS:
     _register_plain(_depth)

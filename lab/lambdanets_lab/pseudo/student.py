@@ -18,7 +18,7 @@ from lambdanets.data.datasets import open_splits
 from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.data.order import WINDOW, BatchSlice, Order
 from lambdanets.data.shards import open_shards
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import save_weights
@@ -48,7 +48,7 @@ class PseudoLabeledImages:
         if unknown := [name for name in selection.classes if nfc(name) not in class_index]:
             raise InputError(
                 f"classes of the teacher of {folder} must be classes of the labeled images, such as "
-                f"{', '.join(list(classes)[:5])}, got {unknown[0]!r}"
+                f"{first_few(classes)}, got {unknown[0]!r}"
             )
         if selection.teacher.get("images") != images.fingerprint:
             raise InputError(f"{folder} has labels of other shards than those in pseudo_images; check pseudo_images")
@@ -200,7 +200,7 @@ class StudentTask(ClassificationTask):
     def batches(self, **options: Any) -> ImageBatches:
         recipe, batch_slice = self.recipe, options["batch_slice"]
         order = StudentOrder(self.images, recipe.batch_size, recipe.pseudo_batch_size, recipe.seed, batch_slice)
-        return ImageBatches(self.images, make_transform(recipe), mode=recipe.mode, order=order, **options)
+        return ImageBatches(self.images, make_transform(recipe), order=order, **options)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Return the losses of a batch whose labels are class probabilities."""

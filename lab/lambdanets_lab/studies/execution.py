@@ -121,7 +121,7 @@ def begin(plan: Plan, folder: Path) -> None:
     """
     recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
     content = json.loads(json.dumps(asdict(replace(plan, recipe=recipe))))
-    work_folder = WorkFolder(folder, "a comparison", _identity(content), _read_identity)
+    work_folder = WorkFolder(folder, "a comparison", content, _read_identity)
     if work_folder.is_started():
         return
     for planned in plan.runs():
@@ -131,13 +131,8 @@ def begin(plan: Plan, folder: Path) -> None:
         write_json(folder / PLAN, content, 2)
 
 
-def _identity(content: dict[str, Any]) -> dict[str, Any]:
-    """The content of plan.json with the fields of its recipe, so that messages name those that differ."""
-    return {**content["recipe"], **content, "recipe": None}
-
-
 def _read_identity(folder: Path) -> dict[str, Any] | None:
-    return _identity(read_json(folder / PLAN, dict[str, Any])) if (folder / PLAN).is_file() else None
+    return read_json(folder / PLAN, dict[str, Any]) if (folder / PLAN).is_file() else None
 
 
 def read_plan(folder: Path) -> Plan:

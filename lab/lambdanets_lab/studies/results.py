@@ -73,7 +73,7 @@ def study_rows(study: str, comparison: Comparison) -> list[Row]:
 
 def collect(plan: Plan, runs: Sequence[RunResult]) -> Comparison:
     recipe = asdict(plan.recipe)
-    for field in ("data", "data_root"):  # without local paths
+    for field in plan.recipe.PATHS:  # only their names, without folders of this machine
         recipe[field] = Path(recipe[field]).name if recipe[field] else recipe[field]
     return Comparison("comparison", len(runs) == len(plan.runs()), list(plan.studies), recipe, list(runs))
 

@@ -103,22 +103,19 @@ class ImageBatches(Batches):
     """`Batches` of labeled images.
 
     transform: converts a Pillow image to a tensor (channels, h, w), which has the same shape for all images.
-    mode: "L" or "RGB", to which images are converted before.
     options: other arguments of `Batches`.
 
     A batch has images (b, c, h, w) in the dtype of the transform, and targets (b,) int64 or, if the labels of the set
     are class probabilities, (b, classes) float32. Both are (0,) if no image could be read.
     """
 
-    def __init__(self, images: Any, transform: Callable[[Image.Image], Tensor], *, mode: str, **options: Any) -> None:
-        super().__init__(images, partial(_load, transform=transform, mode=mode), _stack, **options)
+    def __init__(self, images: Any, transform: Callable[[Image.Image], Tensor], **options: Any) -> None:
+        super().__init__(images, partial(_load, transform=transform), _stack, **options)
 
 
-def _load(
-    images: Any, index: int, *, transform: Callable[[Image.Image], Tensor], mode: str
-) -> tuple[Tensor, int | np.ndarray]:
+def _load(images: Any, index: int, *, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, int | np.ndarray]:
     image, label = images.load(index)
-    return transform(image.convert(mode)), label
+    return transform(image), label
 
 
 def _stack(images: list[Tensor], labels: list[int | np.ndarray]) -> tuple[Tensor, Tensor]:

@@ -67,8 +67,7 @@ def _to_gray_or_rgb(image: Image.Image) -> Image.Image:
         rgba = image.convert("RGBA")
         _check_visible(np.asarray(rgba.getchannel("A")).max())
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba).convert(mode)
-    converted = image.convert(mode)
-    return image.copy() if converted is image else converted
+    return image.convert(mode)  # a copy also of an image of this mode
 
 
 def composite_on_white(pixels: np.ndarray, premultiplied: bool = False) -> np.ndarray:

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO
 
 import numpy as np
@@ -71,11 +71,11 @@ class Store:
     """The files of shards in a folder."""
 
     def __init__(self, location: str) -> None:
-        self._location = location
+        self._location = location.rstrip("/")
 
     def path(self, name: str) -> str:
         """The path or URL of a file."""
-        return str(Path(self._location, name))
+        return f"{self._location}/{name}"
 
     def read_list(self) -> bytes:
         """Read shards.json. Raises OSError."""

@@ -1,6 +1,7 @@
 """The evaluation transform of a classifier, based on timm's, and the normalization of images on their device."""
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -38,12 +39,12 @@ class Preprocessing:
                 raise InputError(f"{name} must be one number or one for each of {self.channels} channels, got {values}")
 
     @property
-    def mode(self) -> str:
-        """The Pillow mode for the number of channels: "L" or "RGB"."""
-        return "L" if self.channels == 1 else "RGB"
+    def to_mode(self) -> "Callable[[Image], Image]":
+        """A function from a Pillow image of any mode to one with the number of channels: of mode "L" or "RGB"."""
+        return operator.methodcaller("convert", "L" if self.channels == 1 else "RGB")
 
     def transform(self) -> "Callable[[Image], Tensor]":
-        """Return a function from a Pillow image in `mode` to a tensor (channels, image_size, image_size), float32."""
+        """Return a function from a Pillow image to a tensor (channels, image_size, image_size), float32."""
         from timm.data import create_transform  # here, so that recipes, which have these fields, do not import PyTorch
         from torchvision.transforms import Compose
 
@@ -55,7 +56,7 @@ class Preprocessing:
             mean=self.mean,
             std=self.std,
         )
-        return Compose([center_square, crop_and_normalize])
+        return Compose([self.to_mode, center_square, crop_and_normalize])
 
 
 def center_square(image: "Image") -> "Image":

@@ -109,8 +109,7 @@ class ClassificationEvaluator(Evaluator):
     images: LabeledImages
 
     def batches(self, **options: Any) -> ImageBatches:
-        preprocessing = self.predictor.card.preprocessing
-        return ImageBatches(self.images, preprocessing.transform(), mode=preprocessing.mode, **options)
+        return ImageBatches(self.images, self.predictor.card.preprocessing.transform(), **options)
 
     def measure(self, batch: Batch) -> list[Any]:
         if not len(batch.targets):
@@ -157,9 +156,8 @@ class Classifier(Predictor):
         return create_model(architecture.model, **architecture.checked_options() | drop_rates | shape)
 
     def infer(self, images: Sequence[Image], *, batch_size: int = 1) -> list[Prediction]:
-        preprocessing = self.card.preprocessing
-        transform = preprocessing.transform()
-        batch = torch.stack([transform(image.convert(preprocessing.mode)) for image in images])
+        transform = self.card.preprocessing.transform()
+        batch = torch.stack([transform(image) for image in images])
         return [Prediction(self.classes, probabilities) for probabilities in self.probabilities(batch)]
 
     def probabilities(self, images: Tensor) -> Tensor:

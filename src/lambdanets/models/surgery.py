@@ -58,9 +58,7 @@ def replace_convolutions(
         _check_one_per_block(model, layers)
     for name, layer in layers.items():
         weight = convolutions[name].weight
-        if not weight.is_meta:
-            layer.to(weight.device, weight.dtype)
-        layer.train(convolutions[name].training)
+        layer.to(weight.device, weight.dtype).train(convolutions[name].training)
         model.set_submodule(name, layer)
     keep_initialization(model)
     return selected

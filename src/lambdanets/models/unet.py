@@ -135,7 +135,8 @@ class _Block(nn.Module):
         return F.relu(self.bn2(self.conv2(x)), inplace=True)
 
 
-_CFG = {"input_size": (3, 256, 256), "first_conv": "encoder.0.conv1", "classifier": "head", "license": "apache-2.0"}
+_CFG = {"input_size": (3, 256, 256), "num_classes": 2, "first_conv": "encoder.0.conv1", "classifier": "head"}
+_CFG |= {"license": "apache-2.0"}
 default_cfgs = generate_default_cfgs({"lambda_unet_small.untrained": _CFG, "unet_small.untrained": _CFG})
 
 

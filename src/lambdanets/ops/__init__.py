@@ -1,4 +1,4 @@
-"""Functional operations without parameters. Depends only on torch, `lambdanets.errors` and `lambdanets.files`."""
+"""Functional operations without parameters. Depends only on torch and `lambdanets.errors`."""
 
 from lambdanets.ops.content import content_lambda
 from lambdanets.ops.grid import plan, position_interaction

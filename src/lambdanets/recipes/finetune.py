@@ -10,10 +10,10 @@ Run: lambdanets train finetune --weights cifar10 --data FOLDER
 from dataclasses import asdict, replace
 
 from lambdanets.data.transforms import Preprocessing
-from lambdanets.recipes.image_folder import recipes
+from lambdanets.recipes import image_folder
 
 recipe = replace(
-    recipes["50"],
+    image_folder.recipes["50"],
     weights="",
     model="",
     epochs=20,

@@ -80,7 +80,7 @@ class ClassificationTask(Task):
         )
 
     def batches(self, **options: Any) -> ImageBatches:
-        return ImageBatches(self.training, make_transform(self.recipe), mode=self.recipe.mode, **options)
+        return ImageBatches(self.training, make_transform(self.recipe), **options)
 
     def num_images(self, batch: Batch) -> int:
         return len(batch.images) if len(batch.images) > 1 else 0  # batch norm after global pooling needs two
@@ -121,4 +121,4 @@ def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:
         resize = Resize(recipe.image_size, InterpolationMode(recipe.interpolation))
         crop = RandomCrop(recipe.image_size, recipe.crop_padding)
         transform.transforms[0] = Compose([center_square, resize, crop])  # in place of RandomResizedCrop
-    return transform
+    return Compose([recipe.preprocessing.to_mode, transform])

@@ -6,7 +6,9 @@ import signal
 
 import pytest
 
+from commands import fail
 from lambdanets.cli import main
+from lambdanets.files import is_output
 from lambdanets_lab import paper_models
 from lambdanets_lab.benchmark import layer, model, scaling
 from lambdanets_lab.benchmark import run as benchmark
@@ -14,7 +16,7 @@ from lambdanets_lab.benchmark.measurement import Row
 from lambdanets_lab.benchmark.report import case_table, fit_exponents, row_to_json
 from lambdanets_lab.benchmark.run import RESULTS
 
-QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu"]
+QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu", "--threads", "2"]
 OURS_AND_CONVOLUTION = ["--candidates", "lambdanets", "convolution"]
 COMMANDS = {
     "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK],
@@ -27,12 +29,6 @@ NUM_ROWS = {
     "model": 2 * len(model.NAMES),
     "scaling": 6 * len(scaling.NAMES),
 }
-
-
-def error_line(capsys, *arguments):
-    """The last line that a rejected command prints to stderr."""
-    assert main(["benchmark", *arguments]) == 2
-    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 @pytest.mark.figures
@@ -61,7 +57,7 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatc
     assert kind != "layer" or all(row["errors"] for row in ran)
     assert {"commit", "versions", "hardware"} <= results.keys()
     assert all(row["peak_bytes"] and len(row["seconds"]) in (3, 6, 9) for row in ran)  # noisy candidates run again
-    assert (out / f"{kind}.png").is_file() == (kind != "model")
+    assert (out / f"{kind}.png").is_file() == is_output({path.name for path in out.iterdir()}) == (kind != "model")
     printed = capsys.readouterr().out
     assert all(row["candidate"] in printed for row in results["rows"])
     assert f"written to {out}" in printed
@@ -85,14 +81,15 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, t
     reached = results["rows"]
     assert [row["sizes"]["pass"] for row in reached] == ["inference"] * 2
     assert f"stopped; finished cases are in {out}, to name with --out" in capsys.readouterr().err
-    assert "seed must be 0, got 7, since" in error_line(capsys, *arguments[1:], "--seed", "7")
+    assert "seed must be 0, got 7, since" in fail(capsys, *arguments, "--seed", "7")
     assert main(arguments) == 0
     resumed = json.loads((out / RESULTS).read_text())
     assert resumed["finished"]
+    assert resumed["hardware"]["threads"] == 2
     assert resumed["rows"][:2] == reached
     assert [row["sizes"]["pass"] for row in resumed["rows"]] == ["inference"] * 2 + ["training"] * 2
     assert not list(out.glob(".*"))
-    assert "is finished; choose another folder" in error_line(capsys, *arguments[1:])
+    assert "is finished; choose another folder" in fail(capsys, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -107,27 +104,14 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(signal_number, t
 )
 def test_rejects_invalid_options_before_creating_a_folder(arguments, message, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert message in error_line(capsys, *arguments)
+    assert message in fail(capsys, "benchmark", *arguments)
     assert not list(tmp_path.iterdir())
 
 
 def test_tables_show_the_measured_speeds(tmp_path, capsys):
     out = tmp_path / "speed"
-    rows = ["--candidates", "C-C-C-C", "C-C-C-L"]
-    arguments = [
-        "benchmark",
-        "tables",
-        "--tables",
-        "12",
-        "13",
-        *rows,
-        "--batch-size",
-        "2",
-        *QUICK,
-        "--image-size",
-        "32",
-    ]
-    assert main([*arguments, "--out", str(out)]) == 0
+    command = "benchmark tables --tables 12 13 --candidates C-C-C-C C-C-C-L --batch-size 2 --image-size 32"
+    assert main([*command.split(), *QUICK, "--out", str(out)]) == 0
     results = json.loads((out / RESULTS).read_text())
     assert results["finished"]
     assert [(row["sizes"], row["candidate"]) for row in results["rows"]] == [

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import lambdanets as ln
-from lab.demo.browser import encode, unreadable_files
+from lab.demo.browser import encode
 from lambdanets_lab.demo import app
 
 PRIVATE = Image.new("L", (8, 8), 77)
@@ -96,9 +96,10 @@ def test_forged_value_gives_one_sentence(client, query, sentence):
     assert client.refusal("POST", f"/maps?{query}", encode(PRIVATE)).startswith(sentence)
 
 
-def test_file_that_cannot_be_read_gives_one_sentence(client):
-    for name, content, reason in unreadable_files():
-        assert reason in client.refusal("POST", f"/predict?model=0&name=/secret/{name}", content)
+def test_file_that_cannot_be_used_gives_one_sentence(client):  # tests/data has the other reasons
+    bomb = encode(Image.new("L", (3000, 3000)))
+    for content, reason in ((b"", "the file is empty"), (bomb, "3000 x 3000 pixels, more than 5,000,000")):
+        assert reason in client.refusal("POST", "/predict?model=0&name=/secret/a.png", content)
 
 
 def test_large_bodies_are_refused_before_they_are_kept(client):

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import lambdanets as ln
+from adoption.foreign_layers import TemporalLambdaUNet
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.ops import definition
 from lambdanets_lab.explain.attention import compute_attention_map, shared_keys
@@ -114,6 +115,13 @@ def test_map_reproduces_the_output_on_graphs():
     x = torch.randn(2, 3, 8, dtype=torch.float64)
     inputs, output = layer.prepare(x, embeddings=embeddings), layer(x, embeddings=embeddings)
     assert_reproduces(layer, inputs, output, [(0,), (1,), (2,)], lambda position: (0, *position))
+
+
+def test_map_reproduces_the_output_of_slices_that_are_examples():
+    network = nn.Sequential(TemporalLambdaUNet(8, 12, u=4, r=3, slices=2, dim_k=4, heads=2)).double().eval()
+    ln.adopt(network)
+    x = torch.randn(4, 8, 5, 6, dtype=torch.float64)
+    assert_reproduces(network[0], network[0].prepare(x), network(x), [(2, 5)], lambda at: (0, slice(None), *at))
 
 
 def test_shared_keys_are_normalized_over_the_positions():

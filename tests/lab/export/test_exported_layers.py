@@ -7,6 +7,7 @@ from torch import nn
 from lambdanets import LambdaLayer, LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativeEmbedding
 from lambdanets.layers import DecodingStep
 from lambdanets.ops import causal
+from lambdanets_lab.benchmark.measurement import relative_error
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 openvino = pytest.importorskip("openvino", reason="openvino is not installed")
@@ -64,10 +65,6 @@ def export_to_both(program, names, path):
         return [torch.from_numpy(outputs[i].copy()) for i in range(len(outputs))]
 
     return run_onnx, run_openvino
-
-
-def relative_error(output, expected):
-    return (output - expected).norm() / expected.norm()
 
 
 @pytest.mark.parametrize("case", LAYERS)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from data.test_batches import to_tensor
 from lambdanets.data.labeled_images import ImageArray, ImageBatches
 from lambdanets.data.order import BatchSlice
 from lambdanets_lab.pseudo.student import StudentImages, StudentOrder, StudentTask
@@ -34,10 +35,6 @@ def make_images(count, image_class=ImageArray, first=0, shard_sizes=None):
     return labeled
 
 
-def to_tensor(image):
-    return torch.from_numpy(np.array(image)).float()[None]
-
-
 def make_loader(*, labeled=11, pseudo=7, pseudo_batch_size=6, batch_size=4, smoothing=0.0, **options):
     """Load labeled images of brightness 0, 1, ... and pseudo-labeled images of brightness 100, 101, ..."""
     labeled = make_images(labeled) if isinstance(labeled, int) else labeled
@@ -45,7 +42,7 @@ def make_loader(*, labeled=11, pseudo=7, pseudo_batch_size=6, batch_size=4, smoo
     images = StudentImages(labeled, pseudo, 3, smoothing)
     batch_slice = options.get("batch_slice", BatchSlice())
     order = StudentOrder(images, batch_size, pseudo_batch_size, 0, batch_slice)
-    options = {"mode": "L", "seed": 0, "training": True, "workers": 0, "order": order} | options
+    options = {"seed": 0, "training": True, "workers": 0, "order": order} | options
     return ImageBatches(images, to_tensor, batch_size=batch_size, **options)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lambdanets.cli import main
+from commands import succeed
 from lambdanets.data.datasets import open_splits
 from lambdanets.errors import InputError
 from lambdanets.recipes import digits
@@ -68,7 +68,7 @@ def test_rejects_resuming_a_student_with_another_selection(recipe, data, tmp_pat
 
 def test_student_training_with_commands_from_shards_to_evaluation(data, tmp_path, capsys):
     def run_command(*arguments):
-        assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
+        succeed(*arguments)
         return capsys.readouterr().out
 
     options = ("--image-size", 8, "--epochs", 1, "--batch-size", 8)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from commands import error_lines
 from lambdanets import cli
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.work import WorkFolder
@@ -115,9 +116,7 @@ def test_damaged_files_are_named_in_one_line(name, content, command, recipe, tmp
     result |= dict.fromkeys(("training_images", "validation_images", "epochs"), 1) | {"versions": {}, "hardware": {}}
     (run.folder(out) / "result.json").write_text(json.dumps(result), encoding="utf-8")
     (out / name).write_text(content, encoding="utf-8")
-    assert cli.main(["compare", command, str(out / name if command == "--report" else out)]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
+    (error,) = error_lines(capsys, "compare", command, out / name if command == "--report" else out)
     assert f"{out / name} is damaged: " in error
 
 
@@ -132,8 +131,6 @@ def test_damaged_files_are_named_in_one_line(name, content, command, recipe, tmp
 )
 def test_rejects_invalid_arguments_in_one_line_without_files(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["compare", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
+    (error,) = error_lines(capsys, "compare", *arguments)
     assert re.search(message, error)
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,8 @@ from lambdanets_lab.studies.results import collect, markdown, read_comparison, s
 
 @pytest.fixture
 def plan():
-    recipe = replace(DIGITS, data="/data/of/someone/images", model="resnet20_mixer_small")
+    paths = {"data": "/data/of/someone/images", "weights": "/data/of/someone/run"}
+    recipe = replace(DIGITS, **paths, model="resnet20_mixer_small")
     return make_plan(["content_position"], ["content only", "position only"], [3, 5], recipe)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from commands import error_lines
 from lambdanets.cli import main
 from lambdanets_lab.tables import paper
 from lambdanets_lab.tables.paper import NUMBERS, select_numbers
@@ -25,13 +26,6 @@ def skip_random_initialization():
         for name in ("normal_", "trunc_normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_", "zeros_", "ones_"):
             patch.setattr(torch.nn.init, name, lambda tensor, *_, **__: tensor)
         yield
-
-
-def error_line(capsys, *arguments):
-    """The only line that a rejected command prints to stderr."""
-    assert main(["tables", *map(str, arguments)]) == 2
-    (message,) = capsys.readouterr().err.strip().splitlines()
-    return message
 
 
 def test_prints_one_table(capsys):
@@ -81,7 +75,8 @@ def test_rejects_invalid_options(capsys, tmp_path, monkeypatch, arguments, messa
         content = {"kind": kind, "hardware": hardware, "versions": {"torch": name}, "rows": []}
         content |= {"options": {"batch_size": 2, "image_size": None, "dtype": "float32"}}
         Path(f"{name}.json").write_text(json.dumps(content))
-    assert message in error_line(capsys, *arguments)
+    (error,) = error_lines(capsys, "tables", *arguments)
+    assert message in error
     assert len(list(tmp_path.iterdir())) == 3
 
 

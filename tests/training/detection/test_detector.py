@@ -11,53 +11,25 @@ from lambdanets.models.weights import save_weights
 from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.training.initial_weights import build_model
-from lambdanets.training.recipe import read_recipe
-from training.detection.tiny_detection import TWO_CATEGORIES
-from training.runs import load_weights
-
-PREDICTORS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.mask_fcn_logits.")
-
-
-def test_other_category_names_reinitialize_the_predictors(trained_detector):
-    recipe = replace(read_recipe(trained_detector / "run/recipe.json"), weights=str(trained_detector / "run"))
-    weights = load_weights(trained_detector / "run")
-    names = [category["name"] for category in TWO_CATEGORIES]
-    for categories, keeps_predictors in ((names, True), (names[::-1], False), (["cup", "fork"], False)):
-        model = build_model(recipe, categories).state_dict()
-        equal = {name for name, tensor in model.items() if torch.equal(tensor, weights[name])}
-        predictors = {name for name in model if name.startswith(PREDICTORS)}
-        assert equal >= model.keys() - predictors
-        assert (equal >= predictors) == keeps_predictors
-
-
-def write_classifier(path, **fields):
-    """Write the weights of an untrained classifier, and return the model."""
-    recipe = replace(CLASSIFIER, **{"channels": 3, "model": "lambda_resnet20_small"} | fields)
-    torch.manual_seed(5)
-    model = build_model(recipe, 6)
-    save_weights(path, model, make_card(ClassifierCard, recipe, "abcdef").to_json())
-    return model
 
 
 @pytest.mark.parametrize("name", ["lambda_resnet20_small", "mobilenetv2_lambda"])  # with other layer names in timm
 def test_classifier_weights_initialize_the_backbone(name, tmp_path):
-    weights = {
-        name.replace(".", "_"): tensor
-        for name, tensor in write_classifier(tmp_path / "weights.safetensors", model=name).state_dict().items()
-    }
-    recipe = replace(DIGITS, model=name, weights=str(tmp_path / "weights.safetensors"), pyramid_channels=8)
-    torch.manual_seed(1)
-    model = build_model(recipe, 3)
-    torch.manual_seed(1)
-    initial = build_model(replace(recipe, weights=None), 3).state_dict()
-    network = model.backbone.network.state_dict()
+    recipe, path = replace(CLASSIFIER, channels=3, model=name), tmp_path / "weights.safetensors"
+    classifier = build_model(recipe, 6)
+    save_weights(path, classifier, make_card(ClassifierCard, recipe, "abcdef").to_json())
+    weights = {name.replace(".", "_"): tensor for name, tensor in classifier.state_dict().items()}
+    models = []
+    for initial in (str(path), None):
+        torch.manual_seed(1)
+        models.append(build_model(replace(DIGITS, model=name, weights=initial, pyramid_channels=8), 3))
+    network = models[0].backbone.network.state_dict()
     assert len(network) > 50
     for name, tensor in network.items():
         assert torch.equal(tensor, weights[name.removeprefix("model.").replace(".", "_")]), name
-    other_tensors = {
-        name: tensor for name, tensor in model.state_dict().items() if not name.startswith("backbone.network.")
-    }
-    assert all(torch.equal(tensor, initial[name]) for name, tensor in other_tensors.items())
+    states = [model.state_dict() for model in models]
+    others = {name for name in states[0] if not name.startswith("backbone.network.")}
+    assert all(torch.equal(states[0][name], states[1][name]) for name in others)
 
 
 def test_error_for_pretrained_suggests_a_weight_file(tmp_path):

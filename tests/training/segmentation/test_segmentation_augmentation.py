@@ -1,20 +1,17 @@
-"""Training crops: image and semantic mask agree, padding is ignored, and the result depends only on seed and epoch."""
+"""Training crops: image and semantic mask agree, and padding is ignored."""
 
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, Object
 from lambdanets.data.coco.images import IGNORED
 from lambdanets.data.coco.segmentations import encode_rle
-from lambdanets.data.order import BatchSlice
 from lambdanets.tasks.recipes import SegmentationRecipe
-from lambdanets.tasks.segmentation import SegmentationTask, augment
-from training.segmentation.tiny_segmentation import tiny_segmentation
+from lambdanets.tasks.segmentation import augment
 
 RECIPE = SegmentationRecipe(data="digits", image_size=32, rotate=True, mean=(0, 0, 0), std=(1, 1, 1))
 
@@ -62,17 +59,3 @@ def test_flips_and_rotations_give_all_eight_orientations():
     assert len(semantic_masks) == 8
     fixed = replace(recipe, rotate=False, flip=0.0)
     assert len({augment(image, annotated, fixed)[1]["semantic_mask"].numpy().tobytes() for _ in range(9)}) == 1
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_training_crops_depend_only_on_seed_and_epoch(workers, tmp_path):
-    recipe = tiny_segmentation(tmp_path / "digits")
-
-    def crops(recipe):
-        with SegmentationTask(recipe).training_batches(BatchSlice()) as batches:
-            return [torch.stack(batch.images) for _ in range(2) for batch in batches]
-
-    expected, actual = crops(recipe), crops(replace(recipe, workers=workers))
-    assert all(torch.equal(a, b) for a, b in zip(expected, actual, strict=True))
-    assert not torch.equal(expected[0], crops(replace(recipe, seed=recipe.seed + 1))[0])
-    assert not any(torch.equal(expected[0][0], crop) for batch in expected[2:] for crop in batch)

@@ -1,4 +1,4 @@
-"""Scores of semantic segmentation, compared with loops over pixels and with torchmetrics."""
+"""Scores of semantic segmentation, compared with loops over pixels."""
 
 import itertools
 import math

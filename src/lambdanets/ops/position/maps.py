@@ -193,7 +193,7 @@ class MapAlgorithm(Algorithm):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.maps, self.map = maps_of(problem)
+        self.maps, self.map_problem = maps_of(problem)
 
     @abstractmethod
     def block(self, table: Tensor) -> Tensor:

@@ -34,8 +34,8 @@ _CACHED_SIDE, _CACHED_POINTS = 150, 8192  # transforms beyond it leave the secon
 _INSTRUCTIONS_PER_POINT = 12  # products of spectra, loads and stores
 
 
-class Axis(NamedTuple):
-    """instructions: vector instructions of one transform."""
+class Transform(NamedTuple):
+    """A transform of length n along an axis. instructions: vector instructions of one."""
 
     instructions: float
     n: int
@@ -46,7 +46,7 @@ class Transforms(NamedTuple):
     """tile: outputs along each axis of the grid. axes: the two transformed axes, also of a sequence."""
 
     tile: tuple[int, ...]
-    axes: tuple[Axis, Axis]
+    axes: tuple[Transform, Transform]
 
     def instructions(self, rows: int) -> float:
         """Vector instructions for one pair of query depths and one tile: inverse transforms and products."""
@@ -56,15 +56,15 @@ class Transforms(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def cheapest_axis(minimum: int) -> Axis:
+def cheapest_transform(minimum: int) -> Transform:
     """The transform of at least this length with the fewest instructions."""
     sizes = tuple(_OPERATIONS)
     pairs = itertools.product(sizes, sizes)
-    candidates = [Axis(_two_passes(a, b), a * b, (a, b)) for a, b in pairs if a * b >= minimum]
+    candidates = [Transform(_two_passes(a, b), a * b, (a, b)) for a, b in pairs if a * b >= minimum]
     if minimum > _MAX_TWO_PASSES:
         triples = itertools.combinations_with_replacement(sorted(sizes, reverse=True), 3)
         candidates += [
-            Axis(n * (sum(map(_per_point, factors)) + 12), n, factors)
+            Transform(n * (sum(map(_per_point, factors)) + 12), n, factors)
             for factors in triples
             if minimum <= (n := math.prod(factors)) < 1.5 * minimum + 64
         ]
@@ -83,15 +83,15 @@ def _per_point(size: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _sequence_axes(minimum: int) -> tuple[Axis, Axis]:
+def _sequence_axes(minimum: int) -> tuple[Transform, Transform]:
     """Two axes whose product is at least the minimum, the second about one to four times as long as the first."""
     root = math.sqrt(minimum)
     candidates = {}
     for target in range(max(4, int(root / 2)), max(5, int(root) + 2)):
-        first = cheapest_axis(target)
+        first = cheapest_transform(target)
         rest = max(4, -(-minimum // first.n))
         if first.n not in candidates and rest <= _MAX_LENGTH:
-            second = cheapest_axis(rest)
+            second = cheapest_transform(rest)
             candidates[first.n] = (first.instructions * second.n + second.instructions * first.n, first, second)
     _, first, second = min(candidates.values())
     return first, second
@@ -105,12 +105,12 @@ def choose_transforms(sides: tuple[int, ...], before: tuple[int, ...], after: tu
     axes, tile = [], []
     for side, b, a in zip(sides, before, after, strict=True):
         whole = side + max(b, a)
-        candidates = [(cheapest_axis(whole), side)] if whole <= _MAX_LENGTH else []
+        candidates = [(cheapest_transform(whole), side)] if whole <= _MAX_LENGTH else []
         for length in _TILE_LENGTHS if side > _TILED_SIDE else ():
-            outputs = cheapest_axis(length).n - a - b
+            outputs = cheapest_transform(length).n - a - b
             if 0 < outputs < side:
                 outputs = -(-side // -(-side // outputs))  # equal tiles
-                candidates.append((cheapest_axis(outputs + a + b), outputs))
+                candidates.append((cheapest_transform(outputs + a + b), outputs))
         if not candidates:
             raise ValueError(f"supports sides with scope of at most {_MAX_LENGTH}, not {whole}")
         costs = [-(-side // outputs) * axis.instructions * _slowdown(axis.n) for axis, outputs in candidates]
@@ -133,7 +133,7 @@ def _sequence_transforms(n: int, before: int, after: int) -> Transforms:
         if 0 < outputs < n:
             candidates.append((outputs, axes))
 
-    def instructions(candidate: tuple[int, tuple[Axis, Axis]]) -> float:
+    def instructions(candidate: tuple[int, tuple[Transform, Transform]]) -> float:
         outputs, (first, second) = candidate
         points = first.n * second.n
         slowdown = 1 + 0.15 * max(0.0, math.log2(points / _CACHED_POINTS))

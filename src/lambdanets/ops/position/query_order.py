@@ -40,7 +40,7 @@ class QueryOrder(MapAlgorithm):
         self.batch = maps // self.maps.slices.side
 
     def cost(self) -> Cost:
-        return _cost(self.map, self.tiles)
+        return _cost(self.map_problem, self.tiles)
 
     def block(self, table: Tensor) -> Tensor:
         """Return ((T_1, T_2), k, (w_1, w_2, u))."""
@@ -48,14 +48,14 @@ class QueryOrder(MapAlgorithm):
         return pairs.permute(0, 1, 2, 5, 4, 3).flatten(3).flatten(0, 1).contiguous()
 
     def block_adjoint(self, grad_block: Tensor) -> Tensor:
-        (rows, columns), p = (self.rows, self.columns), self.map
+        (rows, columns), p = (self.rows, self.columns), self.map_problem
         x = grad_block.view(rows.tile, columns.tile, p.query_depth, rows.window, columns.window, p.intra_depth)
         x = rows.add_pairs(x.permute(0, 1, 2, 5, 4, 3), 0)  # (r_1, T_2, k, u, w_2)
         return columns.add_pairs(x, 1)
 
     def _split(self, x: Tensor) -> Tensor:
         """Reshape (b, h, n, c) to tiles (b, J_1, T_1, J, T_2, h, c)."""
-        return self.columns.tiles(self.rows.tiles(x.transpose(1, 2).unflatten(1, self.map.grid), 1), 3)
+        return self.columns.tiles(self.rows.tiles(x.transpose(1, 2).unflatten(1, self.map_problem.grid), 1), 3)
 
     def _join(self, x: Tensor) -> Tensor:
         """The inverse of `_split`."""
@@ -67,7 +67,7 @@ class QueryOrder(MapAlgorithm):
 
     def _unpack_queries(self, packed: Tensor) -> Tensor:
         """The inverse of `_pack_queries`."""
-        x = packed.unflatten(2, (self.map.heads, self.columns.num_tiles, -1))
+        x = packed.unflatten(2, (self.map_problem.heads, self.columns.num_tiles, -1))
         return self._join(x.unflatten(1, (self.rows.tile, self.columns.tile)).permute(5, 0, 1, 4, 2, 3, 6))
 
     def _pack_outputs(self, outputs: Tensor) -> Tensor:
@@ -80,14 +80,14 @@ class QueryOrder(MapAlgorithm):
         return self._join(x.unflatten(1, (self.columns.num_tiles, -1)).permute(2, 0, 3, 1, 4, 5, 6))
 
     def _pack_values(self, values: Tensor) -> Tensor:
-        maps = values.transpose(2, 3).unflatten(1, self.map.grid)
+        maps = values.transpose(2, 3).unflatten(1, self.map_problem.grid)
         maps = maps if self.rows.is_covered else pad_axis(maps, 1, *self.rows.padding)
         x = self.columns.windows(maps, 2).permute(2, 0, 1, 5, 3, 4)  # (J, b, S_1, w_2, u, v)
         return x.flatten(3, 4).flatten(0, 1)
 
     def _unpack_values(self, grad_values: Tensor) -> Tensor:
         """The adjoint of `_pack_values`."""
-        (rows, columns), p = (self.rows, self.columns), self.map
+        (rows, columns), p = (self.rows, self.columns), self.map_problem
         x = grad_values.narrow(1, rows.padding[0], rows.side).unflatten(2, (columns.window, p.intra_depth))
         x = x.unflatten(0, (columns.num_tiles, -1)).permute(1, 2, 0, 4, 5, 3)  # (b, S_1, J, u, v, w_2)
         return columns.add_windows(x, 2).flatten(1, 2).transpose(2, 3)
@@ -99,7 +99,7 @@ class QueryOrder(MapAlgorithm):
     def map_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
         (block,) = prepared
         packed, windows = self._pack_queries(queries), self._pack_values(values).contiguous()
-        rows_of_tile = len(block) * self.map.heads
+        rows_of_tile = len(block) * self.map_problem.heads
         outputs = packed.new_empty(len(packed), len(windows), rows_of_tile, values.shape[2])
         for row, (tile_queries, output) in enumerate(zip(packed, outputs, strict=True)):
             logits = torch.bmm(tile_queries, block).view(rows_of_tile, len(windows), -1)

@@ -90,13 +90,15 @@ position_interaction_operator.register_autograd(_backward, setup_context=_setup_
 
 
 @register_flop_formula(torch.ops.lambdanets.position_interaction)
-def _flops(queries: Sequence[int], table: Sequence[int], values: Sequence[int], *options: Any, **_: Any) -> int:
-    """Count 2 b n k v (u min(n, prod(r)) + h): of all lambdas and of the queries applied to them."""
+def interaction_flops(
+    queries: Sequence[int], table: Any, values: Sequence[int], content: Any, grid: Any, *_: Any, **__: Any
+) -> int:
+    """Count 2 b n k v (u prod(min(r, S)) + h): of all lambdas and of the queries applied to them."""
     b, n, v, u = values
-    pairs = n * min(n, math.prod(table[:-2]))
+    pairs = n * math.prod(map(min, table, grid))
     return 2 * b * queries[3] * v * (u * pairs + queries[1] * n)
 
 
 @register_flop_formula(torch.ops.lambdanets.position_interaction_backward)
-def _backward_flops(grad_output: Any, *options: Any, **_: Any) -> int:
-    return 2 * _flops(*options)
+def _backward_flops(grad_output: Any, *inputs: Any, **_: Any) -> int:
+    return 2 * interaction_flops(*inputs)
