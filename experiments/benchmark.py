@@ -91,6 +91,7 @@ def network_table(model: dict[str, Any]) -> str:
     times = {
         (row["candidate"].removeprefix(f"{OURS} "), row["sizes"]["pass"]): statistics.median(row["seconds"])
         for row in model["rows"]
+        if row["skip_reason"] is None
     }
     rows = [
         [stages, *(f"{times['resnet50', phase] / times[pattern, phase]:.2f}" for phase in ("training", "inference"))]

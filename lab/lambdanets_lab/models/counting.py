@@ -29,7 +29,7 @@ def count_flops(model: nn.Module, image_size: int, *, single_application: bool =
     """
 
     def interaction(*shapes: Any, **_: Any) -> int:
-        queries, _, values, content, *_ = shapes
+        queries, _, values, content = shapes[:4]
         applications = int(content is not None and not single_application)  # in addition to that of the sum
         return interaction_flops(*shapes) + 2 * applications * math.prod(queries) * values[2]
 

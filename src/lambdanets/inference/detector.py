@@ -88,16 +88,20 @@ class Detector(CocoPredictor):
     def build(architecture: DetectorArchitecture, num_classes: int) -> MaskRCNN:
         options, drop_path = architecture.checked_options(), getattr(architecture, "drop_path", 0.0)  # of a recipe
         options |= {"drop_path_rate": drop_path} if drop_path else {}
+        arguments: dict[str, Any] = {
+            name: value for name, value in vars(architecture).items() if name in signature(mask_rcnn).parameters
+        }
+        for mode in ("train", "test"):
+            arguments[f"rpn_pre_nms_top_n_{mode}"] = 2 * architecture.proposals
+            arguments[f"rpn_post_nms_top_n_{mode}"] = architecture.proposals
         model = mask_rcnn(
             architecture.model,
             num_classes,
-            **{name: x for name, x in vars(architecture).items() if name in signature(mask_rcnn).parameters},
+            **arguments,
             image_mean=architecture.mean,
             image_std=architecture.std,
             mask_threshold=MASK_THRESHOLD,
             backbone_options=options,
-            **{f"rpn_pre_nms_top_n_{mode}": 2 * architecture.proposals for mode in ("train", "test")},
-            **{f"rpn_post_nms_top_n_{mode}": architecture.proposals for mode in ("train", "test")},
             box_detections_per_img=architecture.max_detections,
             box_batch_size_per_image=getattr(architecture, "sampled_regions", 512),
         )
