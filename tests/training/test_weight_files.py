@@ -71,7 +71,7 @@ def test_commands_reject_weights_with_nan_and_pickles_with_code(
     paths = {"FILE": path, "IMAGES": two_classes, "SHARDS": shards}
     error = fail(capsys, *(paths.get(word, word) for word in command.split()))
     assert error.startswith(f"lambdanets: {path} {expected}")
-    assert not recwarn.list
+    assert not [each for each in recwarn if "torch.load" in str(each.message)]  # others are of first imports
     assert sorted(tmp_path.rglob("*")) == files_before
 
 
