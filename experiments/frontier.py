@@ -233,7 +233,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = Script(__doc__, "frontier.md")
     parser.add_argument("work", type=Path, nargs="?", help="folder of the exported networks")
-    parser.add_argument("--names", nargs="+", help="models, such as resnetrs50; all by default")
+    models = list(dict.fromkeys(row.model for row in all_rows()))
+    parser.add_argument("--names", nargs="+", default=models, choices=models, metavar="NAME", help="all by default")
     parser.add_argument("--repeats", type=int, default=10, help="timed runs per network and phase, at most")
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each network, roughly")
     options = parser.parse_args()
@@ -241,7 +242,7 @@ def main() -> None:
         if options.out is None:
             parser.error("--out must name a file for the results")
         keep_freed_memory()  # page faults, which depend on earlier allocations, took up to half the time
-        rows = [row for row in all_rows() if options.names is None or row.model in options.names]
+        rows = [row for row in all_rows() if row.model in options.names]
         measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
         return
     machines = read_machines() if options.out is None else [read_results(options.out)]
