@@ -111,15 +111,18 @@ def _difference(original: nn.Module, adopted: nn.Module, x: Tensor, tolerance: f
 
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
+    medians = {
+        (row["network"], row["what"], row["phase"]): {key: each["median"] for key, each in row["milliseconds"].items()}
+        for row in result["rows"]
+    }
     rows = []
-    for name in dict.fromkeys(row["network"] for row in result["rows"]):
+    for name in dict.fromkeys(network for network, _, _ in medians):
         cells = [f"`{name}`" if name in TIMM else name]
         for phase in ("inference", "training"):
-            medians = _medians(result, name, "network", phase)
-            before, after = medians["original, contiguous"], medians["adopted, contiguous"]
+            network, layers = medians[name, "network", phase], medians[name, "layers", phase]
+            before, after = network["original, contiguous"], network["adopted, contiguous"]
             cells += [f"{before:.0f}", f"{after:.0f} ({before / after:.2f})"]
-            layers = _medians(result, name, "layers", phase)
-            channels_last = medians["adopted, channels_last"]
+            channels_last = network["adopted, channels_last"]
             layer_speedup = layers["original, contiguous"] / layers["adopted, contiguous"]
             cells += [f"{channels_last:.0f} ({before / channels_last:.2f})", f"{layer_speedup:.1f}"]
         rows.append(cells)
@@ -127,12 +130,6 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
     for phase in ("inference", "training"):
         header += [f"{phase}, original", "adopted", "adopted, channels_last", "layers alone"]
     replace_section(page, "adopted_networks", markdown_table(header, *rows) + "\n")
-
-
-def _medians(result: dict[str, Any], network: str, part: str, phase: str) -> dict[str, float]:
-    """Median milliseconds by candidate. part: "network", or "layers" for its lambda layers alone."""
-    (row,) = [row for row in result["rows"] if (row["network"], row["what"], row["phase"]) == (network, part, phase)]
-    return {name: summary["median"] for name, summary in row["milliseconds"].items()}
 
 
 def main() -> None:
