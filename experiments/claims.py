@@ -177,8 +177,7 @@ def read_tables(name: str) -> dict[str, Rows]:
 
 
 def ratio_of_times(rows: Rows, other: str, ours: str, phase: str) -> float:
-    ratio: float = rows[other, phase]["median_seconds"] / rows[ours, phase]["median_seconds"]
-    return ratio
+    return rows[other, phase]["median_seconds"] / rows[ours, phase]["median_seconds"]
 
 
 def layer_costs() -> list[Cost]:
