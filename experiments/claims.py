@@ -9,11 +9,13 @@ in all measured cases, refuted if in none; otherwise the verdict says in how man
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import frontier
+import nuclei
+import segmentation
 from comparison import FASHION_MNIST, read_cifar10
 from pages import MACHINES, RESULTS, PageScript, replace_section
 
@@ -24,9 +26,6 @@ from lambdanets_lab.seeds import confidence_interval, format_difference, paired_
 from lambdanets_lab.studies.catalog import STUDIES
 from lambdanets_lab.studies.results import read_comparison
 
-NUCLEI = ("nuclei", "nuclei_convolution")  # recipes with lambda layers and with convolutions
-NUCLEI_MASKS = ("nuclei_masks", "nuclei_masks_convolution")
-DIGIT_MASKS = ("digit_masks", "digit_masks_convolution")
 LIMIT = 10.0  # points in the figure
 
 
@@ -129,9 +128,9 @@ def photographs() -> list[Accuracy]:
     return findings
 
 
-def pairs(path: str, recipes: Sequence[str], *score: str) -> list[float]:
+def pairs(path: Path, recipes: Iterable[str], *score: str) -> list[float]:
     """Return the paired differences between the runs of two recipes in a results file."""
-    runs = read_results(RESULTS / path)["runs"]
+    runs = read_results(path)["runs"]
     return paired_differences(*(points(runs, {"recipe": recipe}, *score) for recipe in recipes))
 
 
@@ -139,10 +138,10 @@ def tasks() -> list[Accuracy]:
     """Compare students with and without pseudo-labels, and lambda layers and convolutions in other tasks."""
     students = read_results(RESULTS / "xeon-2-cores/noisy_student.json")["seeds"]
     labels = paired_differences(*(points(students, {}, name) for name in ("student", "control")))
-    all_objects, small = (pairs("epyc-2-cores/nuclei.json", NUCLEI, "segm", column) for column in ("AP", "APs"))
+    all_objects, small = (pairs(nuclei.OUT, nuclei.RECIPES, "segm", column) for column in ("AP", "APs"))
     more = [of_small - of_all for of_small, of_all in zip(small, all_objects, strict=True)]
-    on_nuclei = pairs("xeon-2-cores/segmentation.json", NUCLEI_MASKS, "test", "dice")
-    on_digits = pairs("xeon-2-cores/segmentation_digits.json", DIGIT_MASKS, "validation", "dice")
+    unets = (segmentation.NUCLEI, segmentation.DIGITS)
+    on_nuclei, on_digits = (pairs(each.results, each.recipes, each.split, "dice") for each in unets)
     detection = "Lambda layers in the backbone improve detection (Table 14)"
     unet, layer = "Not in the paper: lambda layers in a U-Net improve segmentation", "3x3 convolution"
     by_size = "They improve small objects more than all (Table 14)"
