@@ -40,6 +40,9 @@ class Configuration:
     dtype: str
     tiles: ProgramSizes
 
+    def __str__(self) -> str:
+        return f"{self.kernel} sm_{self.architecture} h={self.heads} {self.dtype} {tuple(self.tiles)}"
+
 
 def configurations(
     architectures: Sequence[int] = ARCHITECTURES,
@@ -150,9 +153,7 @@ def main() -> int:
             num_failed += bool(reasons)
             num_spilling += stack > 0
             if reasons or stack:
-                name = f"{configuration.kernel} sm_{configuration.architecture} h={configuration.heads}"
-                note = "; ".join(reasons) or f"{stack} bytes of stack, allowed"
-                print(f"{name} {configuration.dtype} {tuple(configuration.tiles)}: {note}", flush=True)
+                print(f"{configuration}: {'; '.join(reasons) or f'{stack} bytes of stack, allowed'}", flush=True)
     print(f"{len(selected)} configurations, {num_failed} failed, {num_spilling} use the stack")
     return int(num_failed > 0)
 
