@@ -57,11 +57,11 @@ def verdict(differences: Sequence[float], comparisons: int = 1) -> str:
     return "confirmed" if low > 0 else "refuted" if high < 0 else "undecided"
 
 
-def verdict_of_cases(cases: Sequence[bool], kind: str) -> str:
+def verdict_of_cases(cases: Sequence[bool]) -> str:
     """Return the verdict on a claim about cost, from whether it holds in each case."""
     if all(cases):
         return "confirmed"
-    return f"for {sum(cases)} of {len(cases)} {kind}" if any(cases) else "refuted on the measured CPUs"
+    return f"for {sum(cases)} of {len(cases)} cases" if any(cases) else "refuted on the measured CPUs"
 
 
 BETTER_THAN_CONVOLUTIONS = "Lambda layers are more accurate than 3x3 convolutions: 78.4 and 76.9 (Table 3)"
@@ -205,7 +205,7 @@ def layer_costs() -> list[Cost]:
                 for is_large in (False, True)
             )
             text = f"{name} needs {span(small)} as much on maps up to 14x14, {span(large)} on 28x28 and 56x56"
-            findings.append(Cost(claim, text, verdict_of_cases([r > 1 for r in ratios.values()], "cases")))
+            findings.append(Cost(claim, text, verdict_of_cases([r > 1 for r in ratios.values()])))
     return findings
 
 
@@ -224,7 +224,7 @@ def network_costs() -> list[Cost]:
             )
             all_speeds += speeds
         claim = f"ResNet-50 with lambda layers is faster than with {layer}: 1,160 and {images} images/s (Table 4)"
-        findings.append(Cost(claim, "<br>".join(measured), verdict_of_cases([s > 1 for s in all_speeds], "cases")))
+        findings.append(Cost(claim, "<br>".join(measured), verdict_of_cases([s > 1 for s in all_speeds])))
     return findings
 
 
@@ -238,7 +238,7 @@ def extra_data_costs() -> list[Cost]:
             all_speeds += speeds
         measured.append(f"in the paper {paper} times")
         claim = f"LambdaResNet-152 is faster than {other} (Table 5)"
-        findings.append(Cost(claim, "<br>".join(measured), verdict_of_cases([s > 1 for s in all_speeds], "cases")))
+        findings.append(Cost(claim, "<br>".join(measured), verdict_of_cases([s > 1 for s in all_speeds])))
     return findings
 
 
@@ -257,7 +257,7 @@ def speed() -> list[Cost]:
                 f"{sum(ratio >= low for ratio in ratios)}"
             )
         claim = f"LambdaResNets train {low} to {high} times as fast as {family} at equal accuracy (Figure 4)"
-        findings.append(Cost(claim, "<br>".join(measured), verdict_of_cases(as_in_the_paper, "cases")))
+        findings.append(Cost(claim, "<br>".join(measured), verdict_of_cases(as_in_the_paper)))
     return findings
 
 
