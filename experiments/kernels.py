@@ -53,12 +53,11 @@ def configurations(
 ) -> list[Configuration]:
     """The distinct configurations that the launchers choose for these sizes."""
     distinct: dict[Configuration, None] = {}
-    for architecture in architectures:
-        capability = divmod(architecture, 10)
-        for dtype in dtypes:
-            for kernel, h, depth, batch in itertools.product(KERNELS, heads, depths, batches):
-                tiles = choose_program_sizes(kernel, capability, getattr(torch, dtype).itemsize, batch, h, depth)
-                distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
+    sizes = itertools.product(architectures, dtypes, KERNELS, heads, depths, batches)
+    for architecture, dtype, kernel, h, depth, batch in sizes:
+        capability, itemsize = divmod(architecture, 10), getattr(torch, dtype).itemsize
+        tiles = choose_program_sizes(kernel, capability, itemsize, batch, h, depth)
+        distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
     return list(distinct)
 
 
