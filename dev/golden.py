@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
 LAST = "checkpoints/last.ckpt"
@@ -69,11 +69,9 @@ def interrupt(tree: Path, arguments: str, folder: Path) -> None:
 def weights_hash(folder: Path) -> str:
     """The SHA-256 of the names, shapes and bytes of a run's trained weights."""
     digest = hashlib.sha256()
-    with safe_open(folder / "weights.safetensors", "pt") as file:
-        for name in sorted(file.keys()):
-            tensor = file.get_tensor(name).contiguous()
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.numpy().tobytes())
+    for name, tensor in sorted(load_file(folder / "weights.safetensors").items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
 
 
