@@ -12,7 +12,7 @@ import copy
 import functools
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # with the side of
 TOLERANCE = {"network": 1e-2, "layers": 1e-5}  # in float32: deep networks with random weights amplify rounding
 
 
-def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[str, Any]]:
+def measure(name: str, batch: int, repeats: int, seconds: float) -> Iterator[dict[str, Any]]:
     """One row per phase for the network, and one for all its lambda layers together."""
     make, side = NETWORKS[name]
     torch.manual_seed(0)
@@ -55,7 +55,6 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
         "network": [(original, adopted, images)],
         "layers": [(original.get_submodule(n), adopted.get_submodule(n), captured[n]) for n in layers],
     }
-    rows = []
     for phase, (what, triples) in itertools.product(("inference", "training"), modules.items()):
         difference = max(_difference(*triple, TOLERANCE[what]) for triple in triples)
         candidates = {
@@ -72,8 +71,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
             runs[candidate] = functools.partial(_run_all, copies, phase == "training")
         times = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3)
         row = {"network": name, "side": side, "batch": batch, "what": what, "phase": phase, "layers": len(layers)}
-        rows.append({**row, "difference": difference, "milliseconds": times})
-    return rows
+        yield {**row, "difference": difference, "milliseconds": times}
 
 
 @torch.no_grad()
