@@ -5,7 +5,7 @@
 One run of each task with one rank and with two, and one that the earlier commit begins, SIGTERM
 stops, and this tree resumes; then this tree evaluates the earlier commit's models, and predicts
 with the packaged ones as it did. Both sides use this tree's compiled library. What differs is
-printed, with exit code 1. A second call continues: FOLDER keeps the earlier commit's runs.
+printed, with exit code 1. A second call continues: FOLDER keeps the runs of each commit.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[1]
 LAST = "checkpoints/last.ckpt"
@@ -69,11 +69,9 @@ def interrupt(tree: Path, arguments: str, folder: Path) -> None:
 def weights_hash(folder: Path) -> str:
     """The SHA-256 of the names, shapes and bytes of a run's trained weights."""
     digest = hashlib.sha256()
-    with safe_open(folder / "weights.safetensors", "pt") as file:
-        for name in sorted(file.keys()):
-            tensor = file.get_tensor(name).contiguous()
-            digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.numpy().tobytes())
+    for name, tensor in sorted(load_file(folder / "weights.safetensors").items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -143,10 +141,12 @@ def main() -> int:
     parser.add_argument("commit")
     parser.add_argument("--work", type=Path, required=True)
     options = parser.parse_args()
-    base, golden, now = (options.work.resolve() / name for name in ("base", "golden", "now"))
+    resolve = ["git", "-C", str(ROOT), "rev-parse", "--verify", "--short", f"{options.commit}^{{commit}}"]
+    commit = subprocess.run(resolve, capture_output=True, text=True, check=True).stdout.strip()
+    base, golden, now = (options.work.resolve() / commit / name for name in ("base", "golden", "now"))
     if not base.exists():
         subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(base)], check=True)
-        subprocess.run(["git", "-C", str(base), "checkout", "--quiet", options.commit], check=True)
+        subprocess.run(["git", "-C", str(base), "checkout", "--quiet", commit], check=True)
     shutil.copytree(ROOT / LIBRARIES, base / LIBRARIES, dirs_exist_ok=True)
     train_golden(base, golden)
     shutil.rmtree(now, ignore_errors=True)

@@ -12,7 +12,7 @@ import copy
 import functools
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # with the side of
 TOLERANCE = {"network": 1e-2, "layers": 1e-5}  # in float32: deep networks with random weights amplify rounding
 
 
-def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[str, Any]]:
+def measure(name: str, batch: int, repeats: int, seconds: float) -> Iterator[dict[str, Any]]:
     """One row per phase for the network, and one for all its lambda layers together."""
     make, side = NETWORKS[name]
     torch.manual_seed(0)
@@ -55,7 +55,6 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
         "network": [(original, adopted, images)],
         "layers": [(original.get_submodule(n), adopted.get_submodule(n), captured[n]) for n in layers],
     }
-    rows = []
     for phase, (what, triples) in itertools.product(("inference", "training"), modules.items()):
         difference = max(_difference(*triple, TOLERANCE[what]) for triple in triples)
         candidates = {
@@ -72,8 +71,7 @@ def measure(name: str, batch: int, repeats: int, seconds: float) -> list[dict[st
             runs[candidate] = functools.partial(_run_all, copies, phase == "training")
         times = time_in_turn(runs, repeats=repeats, seconds=seconds, unit=1e-3)
         row = {"network": name, "side": side, "batch": batch, "what": what, "phase": phase, "layers": len(layers)}
-        rows.append({**row, "difference": difference, "milliseconds": times})
-    return rows
+        yield {**row, "difference": difference, "milliseconds": times}
 
 
 @torch.no_grad()
@@ -111,15 +109,18 @@ def _difference(original: nn.Module, adopted: nn.Module, x: Tensor, tolerance: f
 
 
 def write_page(page: Path, result: dict[str, Any]) -> None:
+    medians = {
+        (row["network"], row["what"], row["phase"]): {key: each["median"] for key, each in row["milliseconds"].items()}
+        for row in result["rows"]
+    }
     rows = []
-    for name in dict.fromkeys(row["network"] for row in result["rows"]):
+    for name in dict.fromkeys(network for network, _, _ in medians):
         cells = [f"`{name}`" if name in TIMM else name]
         for phase in ("inference", "training"):
-            medians = _medians(result, name, "network", phase)
-            before, after = medians["original, contiguous"], medians["adopted, contiguous"]
+            network, layers = medians[name, "network", phase], medians[name, "layers", phase]
+            before, after = network["original, contiguous"], network["adopted, contiguous"]
             cells += [f"{before:.0f}", f"{after:.0f} ({before / after:.2f})"]
-            layers = _medians(result, name, "layers", phase)
-            channels_last = medians["adopted, channels_last"]
+            channels_last = network["adopted, channels_last"]
             layer_speedup = layers["original, contiguous"] / layers["adopted, contiguous"]
             cells += [f"{channels_last:.0f} ({before / channels_last:.2f})", f"{layer_speedup:.1f}"]
         rows.append(cells)
@@ -127,12 +128,6 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
     for phase in ("inference", "training"):
         header += [f"{phase}, original", "adopted", "adopted, channels_last", "layers alone"]
     replace_section(page, "adopted_networks", markdown_table(header, *rows) + "\n")
-
-
-def _medians(result: dict[str, Any], network: str, part: str, phase: str) -> dict[str, float]:
-    """Median milliseconds by candidate. part: "network", or "layers" for its lambda layers alone."""
-    (row,) = [row for row in result["rows"] if (row["network"], row["what"], row["phase"]) == (network, part, phase)]
-    return {name: summary["median"] for name, summary in row["milliseconds"].items()}
 
 
 def main() -> None:

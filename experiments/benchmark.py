@@ -5,7 +5,6 @@
 The results are those of `lambdanets benchmark layer`, `model` and `scaling`, in experiments/results.
 """
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ Cells = dict[str, dict[str, float]]
 
 
 def read(kind: str, machine: Path = MACHINES[0]) -> dict[str, Any]:
-    results: dict[str, Any] = read_results(machine / f"{kind}.json")
-    return results
+    return read_results(machine / f"{kind}.json")
 
 
 def hardware(results: dict[str, Any]) -> str:
@@ -89,7 +87,7 @@ def summary(layer: dict[str, Any]) -> str:
 
 def network_table(model: dict[str, Any]) -> str:
     times = {
-        (row["candidate"].removeprefix(f"{OURS} "), row["sizes"]["pass"]): statistics.median(row["seconds"])
+        (row["candidate"].removeprefix(f"{OURS} "), row["sizes"]["pass"]): row["median_seconds"]
         for row in model["rows"]
         if row["skip_reason"] is None
     }

@@ -9,11 +9,13 @@ in all measured cases, refuted if in none; otherwise the verdict says in how man
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import frontier
+import nuclei
+import segmentation
 from comparison import FASHION_MNIST, read_cifar10
 from pages import MACHINES, RESULTS, PageScript, replace_section
 
@@ -24,9 +26,6 @@ from lambdanets_lab.seeds import confidence_interval, format_difference, paired_
 from lambdanets_lab.studies.catalog import STUDIES
 from lambdanets_lab.studies.results import read_comparison
 
-NUCLEI = ("nuclei", "nuclei_convolution")  # recipes with lambda layers and with convolutions
-NUCLEI_MASKS = ("nuclei_masks", "nuclei_masks_convolution")
-DIGIT_MASKS = ("digit_masks", "digit_masks_convolution")
 LIMIT = 10.0  # points in the figure
 
 
@@ -58,11 +57,11 @@ def verdict(differences: Sequence[float], comparisons: int = 1) -> str:
     return "confirmed" if low > 0 else "refuted" if high < 0 else "undecided"
 
 
-def verdict_of_cases(cases: Sequence[bool], kind: str) -> str:
+def verdict_of_cases(cases: Sequence[bool]) -> str:
     """Return the verdict on a claim about cost, from whether it holds in each case."""
     if all(cases):
         return "confirmed"
-    return f"for {sum(cases)} of {len(cases)} {kind}" if any(cases) else "refuted on the measured CPUs"
+    return f"for {sum(cases)} of {len(cases)} cases" if any(cases) else "refuted on the measured CPUs"
 
 
 BETTER_THAN_CONVOLUTIONS = "Lambda layers are more accurate than 3x3 convolutions: 78.4 and 76.9 (Table 3)"
@@ -105,33 +104,29 @@ def mixer_claims() -> Iterator[tuple[str, str, str, str]]:
             yield claim, name, "lambda", variant.name
 
 
-def mixers() -> list[Accuracy]:
+def mixers() -> Iterator[Accuracy]:
     datasets = {"CIFAR-10, 10 epochs ¶": read_cifar10(), "Fashion-MNIST, 188 steps": read_comparison(FASHION_MNIST)}
-    findings = []
     for claim, label, *variants in (*mixer_claims(), *VARIANTS):
-        before = len(findings)
-        for name, results in datasets.items():
-            top1 = [points(results.rows, {"variant": variant}, "top1") for variant in variants]
-            if differences := paired_differences(*top1):
-                findings.append(Accuracy(claim, label, name, differences))
-        if len(findings) == before:
+        differences = {
+            name: paired_differences(*(points(results.rows, {"variant": variant}, "top1") for variant in variants))
+            for name, results in datasets.items()
+        }
+        if not any(differences.values()):
             raise ValueError(f"results must have runs of both {' and '.join(variants)}, got none")
-    return findings
+        yield from (Accuracy(claim, label, name, each) for name, each in differences.items() if each)
 
 
-def photographs() -> list[Accuracy]:
+def photographs() -> Iterator[Accuracy]:
     runs = read_results(RESULTS / "photographs.json")["runs"]
-    findings = []
     for size in sorted({run["image_size"] for run in runs}):
         top1 = [points(runs, {"mixer": mixer, "image_size": size}, "top1") for mixer in ("lambda", "convolution")]
         score = f"Caltech 101, {size} pixels, {runs[0]['epochs']} epochs"
-        findings.append(Accuracy(BETTER_THAN_CONVOLUTIONS, "3x3 convolution", score, paired_differences(*top1)))
-    return findings
+        yield Accuracy(BETTER_THAN_CONVOLUTIONS, "3x3 convolution", score, paired_differences(*top1))
 
 
-def pairs(path: str, recipes: Sequence[str], *score: str) -> list[float]:
+def pairs(path: Path, recipes: Iterable[str], *score: str) -> list[float]:
     """Return the paired differences between the runs of two recipes in a results file."""
-    runs = read_results(RESULTS / path)["runs"]
+    runs = read_results(path)["runs"]
     return paired_differences(*(points(runs, {"recipe": recipe}, *score) for recipe in recipes))
 
 
@@ -139,10 +134,10 @@ def tasks() -> list[Accuracy]:
     """Compare students with and without pseudo-labels, and lambda layers and convolutions in other tasks."""
     students = read_results(RESULTS / "xeon-2-cores/noisy_student.json")["seeds"]
     labels = paired_differences(*(points(students, {}, name) for name in ("student", "control")))
-    all_objects, small = (pairs("epyc-2-cores/nuclei.json", NUCLEI, "segm", column) for column in ("AP", "APs"))
+    all_objects, small = (pairs(nuclei.OUT, nuclei.RECIPES, "segm", column) for column in ("AP", "APs"))
     more = [of_small - of_all for of_small, of_all in zip(small, all_objects, strict=True)]
-    on_nuclei = pairs("xeon-2-cores/segmentation.json", NUCLEI_MASKS, "test", "dice")
-    on_digits = pairs("xeon-2-cores/segmentation_digits.json", DIGIT_MASKS, "validation", "dice")
+    unets = (segmentation.NUCLEI, segmentation.DIGITS)
+    on_nuclei, on_digits = (pairs(each.results, each.recipes, each.split, "dice") for each in unets)
     detection = "Lambda layers in the backbone improve detection (Table 14)"
     unet, layer = "Not in the paper: lambda layers in a U-Net improve segmentation", "3x3 convolution"
     by_size = "They improve small objects more than all (Table 14)"
@@ -177,13 +172,11 @@ def read_tables(name: str) -> dict[str, Rows]:
 
 
 def ratio_of_times(rows: Rows, other: str, ours: str, phase: str) -> float:
-    ratio: float = rows[other, phase]["median_seconds"] / rows[ours, phase]["median_seconds"]
-    return ratio
+    return rows[other, phase]["median_seconds"] / rows[ours, phase]["median_seconds"]
 
 
-def layer_costs() -> list[Cost]:
+def layer_costs() -> Iterator[Cost]:
     """Compare time and memory of a layer with the better of two kinds of attention and with the 3x3 convolution."""
-    findings = []
     for kind, column in (("memory", "peak_bytes"), ("time", "median_seconds")):
         measured = read_results(RESULTS / f"xeon-2-cores/layers/{kind}.json")["rows"]
         rows = [row for row in measured if row["skip_reason"] is None]
@@ -207,12 +200,10 @@ def layer_costs() -> list[Cost]:
                 for is_large in (False, True)
             )
             text = f"{name} needs {span(small)} as much on maps up to 14x14, {span(large)} on 28x28 and 56x56"
-            findings.append(Cost(claim, text, verdict_of_cases([r > 1 for r in ratios.values()], "cases")))
-    return findings
+            yield Cost(claim, text, verdict_of_cases([r > 1 for r in ratios.values()]))
 
 
-def network_costs() -> list[Cost]:
-    findings = []
+def network_costs() -> Iterator[Cost]:
     for layer, images in (("axial self-attention", 960), ("local self-attention 7x7", 440)):
         measured, all_speeds = [], []
         for processor, rows in read_tables("table-4").items():
@@ -226,12 +217,10 @@ def network_costs() -> list[Cost]:
             )
             all_speeds += speeds
         claim = f"ResNet-50 with lambda layers is faster than with {layer}: 1,160 and {images} images/s (Table 4)"
-        findings.append(Cost(claim, "<br>".join(measured), verdict_of_cases([s > 1 for s in all_speeds], "cases")))
-    return findings
+        yield Cost(claim, "<br>".join(measured), verdict_of_cases([s > 1 for s in all_speeds]))
 
 
-def extra_data_costs() -> list[Cost]:
-    findings = []
+def extra_data_costs() -> Iterator[Cost]:
     for other, paper in (("EfficientNet-B7", "9.5 and 6.2"), ("ViT-L/16", "9.0 and 9.5")):
         measured, all_speeds = [], []
         for processor, rows in read_tables("table-5").items():
@@ -240,14 +229,12 @@ def extra_data_costs() -> list[Cost]:
             all_speeds += speeds
         measured.append(f"in the paper {paper} times")
         claim = f"LambdaResNet-152 is faster than {other} (Table 5)"
-        findings.append(Cost(claim, "<br>".join(measured), verdict_of_cases([s > 1 for s in all_speeds], "cases")))
-    return findings
+        yield Cost(claim, "<br>".join(measured), verdict_of_cases([s > 1 for s in all_speeds]))
 
 
-def speed() -> list[Cost]:
+def speed() -> Iterator[Cost]:
     """Compare the speed of LambdaResNets with other families at equal published accuracy, on each machine."""
     machines = frontier.read_machines()
-    findings = []
     for family, (low, high) in frontier.PAPER_SPEEDUPS.items():
         measured, as_in_the_paper = [], []
         for results in machines:
@@ -259,8 +246,7 @@ def speed() -> list[Cost]:
                 f"{sum(ratio >= low for ratio in ratios)}"
             )
         claim = f"LambdaResNets train {low} to {high} times as fast as {family} at equal accuracy (Figure 4)"
-        findings.append(Cost(claim, "<br>".join(measured), verdict_of_cases(as_in_the_paper, "cases")))
-    return findings
+        yield Cost(claim, "<br>".join(measured), verdict_of_cases(as_in_the_paper))
 
 
 def num_comparisons(findings: Sequence[Accuracy]) -> int:

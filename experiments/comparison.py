@@ -44,7 +44,7 @@ def measure(out: Path, *, repeats: int = 20, seconds: float = 4) -> None:
         results[variant.name] = {"peak_bytes": peak_bytes(run, torch.device("cpu"))}
     for name, times in time_in_turn(runs, repeats=repeats, seconds=seconds, on_progress=print).items():
         results[name]["seconds"] = times
-    write_results(out, {"variants": results, "batch": BATCH, "threads": torch.get_num_threads()})
+    write_results(out, {"variants": results, "batch": BATCH})
 
 
 def steps_table(comparisons: dict[str, Comparison], steps: dict[str, Any]) -> str:

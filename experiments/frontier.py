@@ -88,8 +88,7 @@ def measure(rows: list[Row], work: Path, out: Path, *, repeats: int, seconds: fl
             print(f"{phase}: {out} has it already; use another --out to measure it again", flush=True)
         else:
             phases[phase] = measure_phase(phase, rows, work, repeats=repeats, seconds=seconds)
-            settings = {"threads": torch.get_num_threads(), "batch_size": BATCH_SIZE}
-            write_results(out, {"phases": phases, **settings})
+            write_results(out, {"phases": phases, "batch_size": BATCH_SIZE})
 
 
 def measure_phase(phase: str, rows: list[Row], work: Path, **options: Any) -> list[dict[str, Any]]:
@@ -187,7 +186,7 @@ def write_section(machines: Sequence[dict[str, Any]]) -> str:
     header = ["speed of LambdaResNets / speed of", "paper, training on TPUv3", "processor", *PHASES.values()]
     sections = [markdown_table(header, *rows)]
     for results in machines:
-        machine = f"{results['hardware']['processor']}, {results['threads']} threads, float32"
+        machine = f"{results['hardware']['processor']}, {results['hardware']['threads']} threads, float32"
         table = speed_table(results)
         sections.append(f"<details><summary>All networks, on {machine}</summary>\n\n{table}\n\n</details>")
     return "\n\n".join(sections) + "\n"
@@ -212,7 +211,7 @@ def speed_table(results: dict[str, Any]) -> str:
 def draw(results: dict[str, Any], path: Path) -> None:
     """Draw top-1 against images per second, one panel per phase."""
     figure, axes = plot_style.subplots(len(PHASES), height=3.7)
-    machine = f"{results['hardware']['processor']}, {results['threads']} threads"
+    machine = f"{results['hardware']['processor']}, {results['hardware']['threads']} threads"
     styles = [(plot_style.OURS, "o"), *plot_style.BASELINES]
     for axis, (phase, title) in zip(axes, PHASES.items(), strict=True):
         for (color, marker), family in zip(styles, [OURS, *PUBLISHED], strict=False):
@@ -233,7 +232,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     parser = Script(__doc__, "frontier.md")
     parser.add_argument("work", type=Path, nargs="?", help="folder of the exported networks")
-    parser.add_argument("--names", nargs="+", help="models, such as resnetrs50; all by default")
+    models = list(dict.fromkeys(row.model for row in all_rows()))
+    parser.add_argument("--names", nargs="+", default=models, choices=models, metavar="NAME", help="all by default")
     parser.add_argument("--repeats", type=int, default=10, help="timed runs per network and phase, at most")
     parser.add_argument("--seconds", type=float, default=5, help="time for the runs of each network, roughly")
     options = parser.parse_args()
@@ -241,7 +241,7 @@ def main() -> None:
         if options.out is None:
             parser.error("--out must name a file for the results")
         keep_freed_memory()  # page faults, which depend on earlier allocations, took up to half the time
-        rows = [row for row in all_rows() if options.names is None or row.model in options.names]
+        rows = [row for row in all_rows() if row.model in options.names]
         measure(rows, options.work, options.out, repeats=options.repeats, seconds=options.seconds)
         return
     machines = read_machines() if options.out is None else [read_results(options.out)]

@@ -57,6 +57,7 @@ from lambdanets.ops.position.autograd import make_problem
 from lambdanets.ops.position.fused import KERNELS, Fused
 from lambdanets.ops.position.fused_check import Case, Example, max_relative_error, run_kernel
 from lambdanets.ops.tables import crop_to_grid
+from lambdanets_lab.benchmark.measurement import relative_error
 from lambdanets_lab.benchmark.peers import PEERS, build_peer
 from lambdanets_lab.results import installed_version
 
@@ -204,12 +205,9 @@ def check_layer(options: dict[str, Any], sizes: tuple[int, ...]) -> Row:
         with torch.autocast(DEVICE_TYPE, torch.bfloat16, enabled=autocast):
             y = layer(x)
         gradients = torch.autograd.grad((y.float() * weights).sum(), [x, *layer.parameters()])
-        results.append([y.detach().float(), *(gradient.float() for gradient in gradients)])
+        results.append([y.detach(), *gradients])
     expected, *others = results
-    usual, error = (
-        max(float((a - b).norm() / b.norm().clamp_min(1e-20)) for a, b in zip(other, expected, strict=True))
-        for other in others
-    )
+    usual, error = (max(map(relative_error, other, expected)) for other in others)
     return {"error": error, "error_of_query_order": usual, "correct": error < max(SMOKE_TOLERANCE, 2 * usual)}
 
 

@@ -40,6 +40,9 @@ class Configuration:
     dtype: str
     tiles: ProgramSizes
 
+    def __str__(self) -> str:
+        return f"{self.kernel} sm_{self.architecture} h={self.heads} {self.dtype} {tuple(self.tiles)}"
+
 
 def configurations(
     architectures: Sequence[int] = ARCHITECTURES,
@@ -50,12 +53,11 @@ def configurations(
 ) -> list[Configuration]:
     """The distinct configurations that the launchers choose for these sizes."""
     distinct: dict[Configuration, None] = {}
-    for architecture in architectures:
-        capability = divmod(architecture, 10)
-        for dtype in dtypes:
-            for kernel, h, depth, batch in itertools.product(KERNELS, heads, depths, batches):
-                tiles = choose_program_sizes(kernel, capability, getattr(torch, dtype).itemsize, batch, h, depth)
-                distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
+    sizes = itertools.product(architectures, dtypes, KERNELS, heads, depths, batches)
+    for architecture, dtype, kernel, h, depth, batch in sizes:
+        capability, itemsize = divmod(architecture, 10), getattr(torch, dtype).itemsize
+        tiles = choose_program_sizes(kernel, capability, itemsize, batch, h, depth)
+        distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
     return list(distinct)
 
 
@@ -150,9 +152,7 @@ def main() -> int:
             num_failed += bool(reasons)
             num_spilling += stack > 0
             if reasons or stack:
-                name = f"{configuration.kernel} sm_{configuration.architecture} h={configuration.heads}"
-                note = "; ".join(reasons) or f"{stack} bytes of stack, allowed"
-                print(f"{name} {configuration.dtype} {tuple(configuration.tiles)}: {note}", flush=True)
+                print(f"{configuration}: {'; '.join(reasons) or f'{stack} bytes of stack, allowed'}", flush=True)
     print(f"{len(selected)} configurations, {num_failed} failed, {num_spilling} use the stack")
     return int(num_failed > 0)
 

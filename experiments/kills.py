@@ -265,7 +265,8 @@ def main() -> None:
         run_child(sys.argv[2], sys.argv[3:])
     parser = Script(__doc__, "faults.md", RESULTS / "xeon-2-cores/kills.json")
     parser.add_argument("--kills", type=int, help="number per command")
-    parser.add_argument("--commands", nargs="*", help="names of commands; all by default")
+    names = [*commands(Path())]
+    parser.add_argument("--commands", nargs="+", default=names, choices=names, metavar="NAME", help="all by default")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.kills is None:
@@ -281,7 +282,7 @@ def main() -> None:
         _, imports, _ = run(["--version"], scratch / "log")
         (scratch / "reference").mkdir()
         for name, command in commands(scratch).items():
-            if options.commands and name not in options.commands:
+            if name not in options.commands:
                 continue
             reference = scratch / "reference" / name.replace(" ", "-")
             code, seconds, output = run(command.arguments.format(reference).split(), scratch / "log")
@@ -289,10 +290,8 @@ def main() -> None:
             start_twice(command, reference, scratch / f"{reference.name}-twice")
             kills: list[dict[str, Any]] = []
             while len(kills) < options.kills:
-                draws = [
-                    draw_kill(generator, seconds - imports)
-                    for _ in range(min(KILLS_PER_RUN, options.kills - len(kills)))
-                ]
+                count = min(KILLS_PER_RUN, options.kills - len(kills))
+                draws = [draw_kill(generator, seconds - imports) for _ in range(count)]
                 kills += kill_and_check(command, reference, scratch / f"{reference.name}-{len(kills)}", draws)
             result["kills"][name] = kills
             print(f"{name}: {len(kills)} kills, each resumed bit-identically", flush=True)

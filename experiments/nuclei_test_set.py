@@ -7,10 +7,10 @@ and .tar. Images of each size are sorted by the SHA-256 of their names; of 12, t
 validation set.
 """
 
+import argparse
 import hashlib
 import io
 import json
-import sys
 import tarfile
 from collections import defaultdict
 from pathlib import Path
@@ -54,4 +54,7 @@ def split(data: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    split(*map(Path, sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, metavar="NUCLEI")
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    split(**vars(parser.parse_args()))

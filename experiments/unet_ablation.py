@@ -88,15 +88,8 @@ def main() -> None:
     out = options.out or OUT
     if options.data is not None:
         keys = [setting | {"seed": seed} for seed in options.seeds for setting in settings()]
-        folder = "{layer}-{learning_rate}-{seed}"
-        train_missing(
-            options,
-            out,
-            folder,
-            keys,
-            functools.partial(command, options.work),
-            lambda run, result: {"dice": result["dice"]},
-        )
+        folder, make_command = "{layer}-{learning_rate}-{seed}", functools.partial(command, options.work)
+        train_missing(options, out, folder, keys, make_command, lambda run, result: {"dice": result["dice"]})
     replace_section(options.page, "unet_ablation", section(stored_runs(out)))
 
 

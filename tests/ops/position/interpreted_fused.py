@@ -80,8 +80,8 @@ if __name__ == "__main__":
     results = {
         "errors": {name: errors(*case) for name, case in CASES.items()},
         "large strides": {
-            str(dtype): errors(dtype, Case(2, 4, (3, 4), (3, 3), 16, 16, content=True), large_strides=True)
-            for dtype in (torch.float16, torch.float32)
+            dtype: errors(getattr(torch, dtype), Case(2, 4, (3, 4), (3, 3), 16, 16, content=True), large_strides=True)
+            for dtype in ("float16", "float32")
         },
         "large table gradient": large_table_gradient_error(),
         "auto": automatic_choice(),
