@@ -4,12 +4,12 @@
 (`native_lengths.py`), and calls the kernel through ctypes.
 """
 
-import contextlib
 import ctypes
 import itertools
 import math
 import os
 import platform
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lambdanets.errors import KernelWarning
 from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.native_lengths import Transforms, choose_transforms, cross_twiddles, twiddles
 
@@ -85,7 +86,7 @@ class Library:
         self._library.lambdanets_scratch_bytes.restype = ctypes.c_size_t
         self._library.lambdanets_problem_bytes.restype = ctypes.c_size_t
         if self._library.lambdanets_problem_bytes() != ctypes.sizeof(_Problem):
-            raise OSError(f"{path} is of another version")
+            raise OSError(f"{path} is of another version; install lambdanets again")
         self.lanes = tuple(self._library.lambdanets_lanes(kernel) for kernel in (WIDE, NARROW, FLOAT64))
         self._parallel = _openmp_functions()
 
@@ -119,8 +120,10 @@ def load_library() -> Library | None:
         starts = [capability.startswith(start) for start, _ in _X86_LIBRARIES]
         names = [name for _, name in _X86_LIBRARIES[starts.index(True) :]]
     for path in itertools.chain.from_iterable(FOLDER.glob(f"{name}.*") for name in names):
-        with contextlib.suppress(OSError):
+        try:
             return Library(path)
+        except (OSError, AttributeError) as error:  # AttributeError: of a version without one of the functions
+            warnings.warn(f"{path.name} is not used, so computing is slower: {error}", KernelWarning, stacklevel=2)
     return None
 
 
