@@ -3,7 +3,7 @@
  * Transforms. f n in an exponent means 2 pi (f1 n1 / N1 + f2 n2 / N2); * is the conjugate. Inputs are zero-padded.
  *   V^[f]   = sum_n V[n] e^{-ifn}                       transform_values: real, one channel per lane of a vector
  *   R'^[f]  = 1 / (N1 N2) sum_d R'[d] e^{+ifd}          R' = R_k + i R_{k+1}: two query depths in one transform
- *   lambda' = sum_f sum_(z,u) R'^[f] V^[f] e^{+ifn}     lambda_columns, lambda_row; z are offsets in depth
+ *   lambda' = sum_f sum_(dz,u) R'^[f] V^[f] e^{+ifn}    lambda_columns, lambda_row; dz are offsets in depth
  *           = sum_d R'[d] V[n + d] = lambda_k + i lambda_{k+1}
  * The plus in R'^ makes it a correlation. R'^ has the only division. It is computed in float64, for all kernels, because
  * errors of a transform are relative to its largest sum: `transform_tables` of the float64 kernel.

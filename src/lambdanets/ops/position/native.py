@@ -206,14 +206,9 @@ class Native(Algorithm):
         blocks = p.batch * -(-p.value_depth // self.lanes) * -(-p.query_depth // 2)
         multiply_adds = self.lanes * blocks * per_pair
         work = _SLOWDOWN * multiply_adds + 4 * CALL
-        return Cost(multiply_adds, max(self.scratch_bytes()), work)
-
-    def scratch_bytes(self) -> tuple[int, int]:
-        """Bytes of the working memory of a team of threads, in the forward and in the backward pass."""
-        problem = _Problem.from_buffer_copy(self._description)
-        forward = self._library.scratch_bytes(problem, self._kernel)
-        problem.grad_output = problem.grad_queries = problem.grad_values = problem.grad_spectra = 1  # only tested
-        return forward, self._library.scratch_bytes(problem, self._kernel)
+        c = _Problem.from_buffer_copy(self._description)
+        c.grad_output = 1  # only tested: the backward pass needs more memory
+        return Cost(multiply_adds, self._library.scratch_bytes(c, self._kernel), work)
 
     def prepare(self, table: Tensor) -> Prepared:
         """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}, and those of `first`."""
