@@ -34,7 +34,7 @@ _X86_LIBRARIES = (
 WIDE, NARROW, FLOAT64 = 0, 1, 2  # kernels of a library: float32 in wide and in narrow vectors, float64
 
 _L2_BYTES = 1 << 20
-_SLOWDOWN = 0.95  # compared with query_order: equally fast at this, with 4, 8 and 16 lanes
+_WORK = 0.95  # of a multiply-add: as fast as query_order at equal work, with 4, 8 and 16 lanes
 _STREAMED_BYTES = 16 << 20  # maps above this size are written past the cache
 # Causal sums are computed again for the first 1 / _SHRINK of the positions, and so on.
 _SHRINK, _MIN_SEQUENCE = 4, 16
@@ -205,7 +205,7 @@ class Native(Algorithm):
         per_pair = self.full[0] * self.num_tiles * per_tile + 4 * p.num_positions * p.heads
         blocks = p.batch * -(-p.value_depth // self.lanes) * -(-p.query_depth // 2)
         multiply_adds = self.lanes * blocks * per_pair
-        work = _SLOWDOWN * multiply_adds + 4 * CALL
+        work = _WORK * multiply_adds + 4 * CALL
         c = _Problem.from_buffer_copy(self._description)
         c.grad_output = 1  # only tested: the backward pass needs more memory
         return Cost(multiply_adds, self._library.scratch_bytes(c, self._kernel), work)
