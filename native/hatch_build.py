@@ -43,7 +43,7 @@ class NativeBuildHook(BuildHookInterface):
                 shutil.rmtree(output)
                 if other:
                     self.app.abort(f"the engine must be compiled for {other}, which needs the package ziglang")
-                self.app.display_warning("no C compiler: lambdanets has no native engine, and is slower on CPUs")
+                self.app.display_warning("no C compiler could compile the native engine: lambdanets is slower on CPUs")
                 return
         # That of this machine, whose pip would not install a tag of libraries.py if it has musl, or an emulated Python.
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
