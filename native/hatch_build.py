@@ -43,9 +43,9 @@ class NativeBuildHook(BuildHookInterface):
                 shutil.rmtree(output)
                 if other:
                     self.app.abort(f"the engine must be compiled for {other}, which needs the package ziglang")
-                self.app.display_warning("no C compiler: lambdanets has no native engine, and is slower on CPUs")
+                self.app.display_warning("no C compiler could compile the native engine: lambdanets is slower on CPUs")
                 return
-        # Other compilers use the C library of this machine, which may be newer than that of the tag.
+        # That of this machine, whose pip would not install a tag of libraries.py if it has musl, or an emulated Python.
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform if is_zig else system}"
+        build_data["tag"] = f"py3-none-{other or system}"

@@ -3,7 +3,7 @@
  * Transforms. f n in an exponent means 2 pi (f1 n1 / N1 + f2 n2 / N2); * is the conjugate. Inputs are zero-padded.
  *   V^[f]   = sum_n V[n] e^{-ifn}                       transform_values: real, one channel per lane of a vector
  *   R'^[f]  = 1 / (N1 N2) sum_d R'[d] e^{+ifd}          R' = R_k + i R_{k+1}: two query depths in one transform
- *   lambda' = sum_f sum_(z,u) R'^[f] V^[f] e^{+ifn}     lambda_columns, lambda_row; z are offsets in depth
+ *   lambda' = sum_f sum_(dz,u) R'^[f] V^[f] e^{+ifn}    lambda_columns, lambda_row; dz are offsets in depth
  *           = sum_d R'[d] V[n + d] = lambda_k + i lambda_{k+1}
  * The plus in R'^ makes it a correlation. R'^ has the only division. It is computed in float64, for all kernels, because
  * errors of a transform are relative to its largest sum: `transform_tables` of the float64 kernel.
@@ -886,7 +886,7 @@ typedef struct {
   problem table; /* H, W: sides of the table */
   NAME(part) t;  /* index i of an axis holds offset i, or i - N of the last ones: as positions before + offset of a map */
   vec *map, *line, *tmp;
-  size_t number, frequency; /* of the first pair: of its first depth at the first offset, and of its first frequency */
+  size_t table_at, spectrum_at; /* indices of the first pair: of its first depth at the first offset, of its first frequency */
   int depths, lanes, is_float;
   REAL scale;
 } NAME(pairs);
@@ -907,7 +907,7 @@ static void NAME(table_to_spectrum)(const NAME(pairs) *w) {
       w->line[2 * x] = w->line[2 * x + 1] = (vec){0};
       if (at < 0) continue;
       for (int k = 0; k < w->depths; k++) /* swapped */
-        w->line[2 * x + 1 - k % 2][k / 2] = NAME(get)(p->table, w->number + (at * p->k + k) * p->u, w->is_float);
+        w->line[2 * x + 1 - k % 2][k / 2] = NAME(get)(p->table, w->table_at + (at * p->k + k) * p->u, w->is_float);
     }
     NAME(dft)(a2, w->tmp, w->line, 2, N2, row, 2, N2);
   }
@@ -918,7 +918,7 @@ static void NAME(table_to_spectrum)(const NAME(pairs) *w) {
       NAME(dft)(a1, w->tmp, w->map + 2 * f, 2 * (ptrdiff_t)N2, N1, w->line, 2, N1);
     for (int l = 0; l < w->lanes; l++)
       for (int i = 0; i < N1; i++) {
-        size_t at = w->frequency + NAME(table_column)(p, 0, l, f) + 2 * i;
+        size_t at = w->spectrum_at + NAME(table_column)(p, 0, l, f) + 2 * i;
         NAME(put)(p->spectrum, at, w->line[2 * i + 1][l] * w->scale, w->is_float);
         NAME(put)(p->spectrum, at + 1, w->line[2 * i][l] * w->scale, w->is_float);
       }
@@ -933,7 +933,7 @@ static void NAME(spectrum_to_table)(const NAME(pairs) *w) {
   for (int f = 0; f < N2; f++) {
     for (int l = 0; l < w->lanes; l++)
       for (int i = 0; i < N1; i++) {
-        size_t at = w->frequency + NAME(table_column)(p, 0, l, f) + 2 * i;
+        size_t at = w->spectrum_at + NAME(table_column)(p, 0, l, f) + 2 * i;
         w->line[2 * i][l] = NAME(get)(p->grad_spectra, at, w->is_float);
         w->line[2 * i + 1][l] = NAME(get)(p->grad_spectra, at + 1, w->is_float);
       }
@@ -949,7 +949,7 @@ static void NAME(spectrum_to_table)(const NAME(pairs) *w) {
     for (int x = 0; x < N2; x++) {
       ptrdiff_t at = NAME(source)(&w->table, &w->t, i, x);
       for (int k = 0; k < w->depths && at >= 0; k++)
-        NAME(put)(p->grad_table, w->number + (at * p->k + k) * p->u, w->line[2 * x + k % 2][k / 2] * w->scale, w->is_float);
+        NAME(put)(p->grad_table, w->table_at + (at * p->k + k) * p->u, w->line[2 * x + k % 2][k / 2] * w->scale, w->is_float);
     }
   }
 }
@@ -969,8 +969,8 @@ __attribute__((visibility("hidden"))) void NAME(transform_tables)(const problem 
     for (int first = 0; first < p->pairs; first += VL) {
       w.lanes = p->pairs - first < VL ? p->pairs - first : VL;
       w.depths = p->k - 2 * first < 2 * VL ? p->k - 2 * first : 2 * VL;
-      w.number = ((size_t)(slot / p->u) * w.table.H * w.table.W * p->k + 2 * first) * p->u + slot % p->u;
-      w.frequency = NAME(table_column)(p, slot, first, 0);
+      w.table_at = ((size_t)(slot / p->u) * w.table.H * w.table.W * p->k + 2 * first) * p->u + slot % p->u;
+      w.spectrum_at = NAME(table_column)(p, slot, first, 0);
       (p->grad_table ? NAME(spectrum_to_table) : NAME(table_to_spectrum))(&w);
     }
 }

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import codelets
+
 SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fvisibility=hidden", "-Wno-psabi")
 # By machine: libraries, their instruction set (for zig, and for gcc and clang), other flags, and value channels in a
@@ -60,8 +62,7 @@ def compilers(platform: str, only_zig: bool = False) -> list[tuple[list[str], bo
 
 def object_commands(base: Sequence[str], lanes: Sequence[int], folder: Path, name: str) -> list[list[str]]:
     """Commands that compile the sources for vectors with these lanes; each ends with the path of its object."""
-    codelets = subprocess.run([sys.executable, SOURCES / "codelets.py"], capture_output=True, text=True, check=True)
-    (folder / "codelets.h").write_text(codelets.stdout, encoding="utf-8")
+    (folder / "codelets.h").write_text(codelets.header(), encoding="utf-8")
     base = [*base, f"-I{folder}", "-c"]
     kernels = [(*kernel, count) for kernel, count in zip(KERNELS, lanes, strict=True)]
     narrow = "wide" if lanes[0] == lanes[1] else "narrow"

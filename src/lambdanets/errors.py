@@ -33,7 +33,7 @@ def one_line(error: BaseException) -> str:
 
 
 class KernelWarning(UserWarning):
-    """A fused kernel failed its check on this GPU, and a slower exact algorithm replaces it."""
+    """A compiled library cannot be loaded, or a fused kernel failed its check: a slower exact algorithm replaces it."""
 
 
 class RankZeroFailed(Exception):  # noqa: N818 - not an error of this process

@@ -1,13 +1,16 @@
 """The native engine: every instruction set, any number of threads, forks, DataLoader workers, missing libraries."""
 
 import math
+from pathlib import Path
 
 import interactions
 import pytest
 import torch
 from interactions import make_inputs, needs_native
+from numpy.random import bit_generator
 
 import lambdanets as ln
+from lambdanets.errors import KernelWarning
 from lambdanets.ops.position import choose, native
 from lambdanets.ops.position.autograd import compute_position_term
 from lambdanets.ops.position.native import FOLDER, Library, load_library
@@ -109,23 +112,20 @@ def test_first_causal_sums_are_as_exact_as_direct_sums(grid, sides):
             assert error <= 4 * budget + 2e-6, (i, position)
 
 
-def test_without_a_library_other_algorithms_are_used(monkeypatch, tmp_path):
+@pytest.mark.parametrize("content", [b"not a library", Path(bit_generator.__file__).read_bytes()])
+def test_without_a_library_other_algorithms_are_used(content, monkeypatch, tmp_path):
     expected = run("query_order", (14, 11), (9, 7))
-    (tmp_path / f"{load_library().name}.so").write_bytes(b"not a library")
+    (tmp_path / f"{load_library().name}.so").write_bytes(content)
     monkeypatch.setattr(native, "FOLDER", tmp_path)
-    load_library.cache_clear()
+    with pytest.warns(KernelWarning, match=r"\.so is not used"):
+        assert load_library.__wrapped__() is None
+    monkeypatch.setattr(native, "load_library", lambda: None)
     choose.choose.cache_clear()
-    try:
-        assert load_library() is None
-        actual = run("auto", (14, 11), (9, 7))
-        with pytest.raises(ValueError, match="'native' has no compiled library"):
-            run("native", (14, 11), (9, 7))
-    finally:
-        monkeypatch.undo()
-        load_library.cache_clear()
-        choose.choose.cache_clear()
-    for x, y in zip(actual, expected, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+    actual = run("auto", (14, 11), (9, 7))
+    with pytest.raises(ValueError, match="'native' has no compiled library"):
+        run("native", (14, 11), (9, 7))
+    choose.choose.cache_clear()
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_working_memory_of_a_large_map_is_bounded():

@@ -8,6 +8,8 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 WARPGROUPS = 9, 10  # major compute capabilities where warpgroups multiply matrices asynchronously
 _PROGRAMS_TO_FILL_GPU = 264  # to occupy a large GPU: two programs on each of 132 SMs
 Pair = tuple[int, int]
@@ -80,9 +82,9 @@ def choose_tile_shape(grid: Pair, radius: Pair, positions: int, step: int) -> tu
 
 def _count_steps(side: int, radius: int, tile: int, step: int) -> int:
     """Return the number of steps of all tiles along one axis."""
-    starts = range(0, side, tile)
-    windows = ((max(x - radius, 0), min(x + tile - 1 + radius, side - 1)) for x in starts)
-    return sum(-(-(last - first + 1) // step) for first, last in windows)
+    starts = np.arange(0, side, tile)
+    lengths = np.minimum(starts + tile + radius, side) - np.maximum(starts - radius, 0)
+    return int((-(-lengths // step)).sum())
 
 
 def _powers_of_2(maximum: int) -> list[int]:

@@ -4,12 +4,12 @@
 (`native_lengths.py`), and calls the kernel through ctypes.
 """
 
-import contextlib
 import ctypes
 import itertools
 import math
 import os
 import platform
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lambdanets.errors import KernelWarning
 from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.native_lengths import Transforms, choose_transforms, cross_twiddles, twiddles
 
@@ -33,7 +34,7 @@ _X86_LIBRARIES = (
 WIDE, NARROW, FLOAT64 = 0, 1, 2  # kernels of a library: float32 in wide and in narrow vectors, float64
 
 _L2_BYTES = 1 << 20
-_SLOWDOWN = 0.95  # compared with query_order: equally fast at this, with 4, 8 and 16 lanes
+_WORK = 0.95  # of a multiply-add: as fast as query_order at equal work, with 4, 8 and 16 lanes
 _STREAMED_BYTES = 16 << 20  # maps above this size are written past the cache
 # Causal sums are computed again for the first 1 / _SHRINK of the positions, and so on.
 _SHRINK, _MIN_SEQUENCE = 4, 16
@@ -85,7 +86,7 @@ class Library:
         self._library.lambdanets_scratch_bytes.restype = ctypes.c_size_t
         self._library.lambdanets_problem_bytes.restype = ctypes.c_size_t
         if self._library.lambdanets_problem_bytes() != ctypes.sizeof(_Problem):
-            raise OSError(f"{path} is of another version")
+            raise OSError(f"{path} is of another version; install lambdanets again")
         self.lanes = tuple(self._library.lambdanets_lanes(kernel) for kernel in (WIDE, NARROW, FLOAT64))
         self._parallel = _openmp_functions()
 
@@ -119,8 +120,10 @@ def load_library() -> Library | None:
         starts = [capability.startswith(start) for start, _ in _X86_LIBRARIES]
         names = [name for _, name in _X86_LIBRARIES[starts.index(True) :]]
     for path in itertools.chain.from_iterable(FOLDER.glob(f"{name}.*") for name in names):
-        with contextlib.suppress(OSError):
+        try:
             return Library(path)
+        except (OSError, AttributeError) as error:  # AttributeError: of a version without one of the functions
+            warnings.warn(f"{path.name} is not used, so computing is slower: {error}", KernelWarning, stacklevel=2)
     return None
 
 
@@ -202,15 +205,10 @@ class Native(Algorithm):
         per_pair = self.full[0] * self.num_tiles * per_tile + 4 * p.num_positions * p.heads
         blocks = p.batch * -(-p.value_depth // self.lanes) * -(-p.query_depth // 2)
         multiply_adds = self.lanes * blocks * per_pair
-        work = _SLOWDOWN * multiply_adds + 4 * CALL
-        return Cost(multiply_adds, max(self.scratch_bytes()), work)
-
-    def scratch_bytes(self) -> tuple[int, int]:
-        """Bytes of the working memory of a team of threads, in the forward and in the backward pass."""
-        problem = _Problem.from_buffer_copy(self._description)
-        forward = self._library.scratch_bytes(problem, self._kernel)
-        problem.grad_output = problem.grad_queries = problem.grad_values = problem.grad_spectra = 1  # only tested
-        return forward, self._library.scratch_bytes(problem, self._kernel)
+        work = _WORK * multiply_adds + 4 * CALL
+        c = _Problem.from_buffer_copy(self._description)
+        c.grad_output = 1  # only tested: the backward pass needs more memory
+        return Cost(multiply_adds, self._library.scratch_bytes(c, self._kernel), work)
 
     def prepare(self, table: Tensor) -> Prepared:
         """The spectra (depth offset, u, pair, f2, f1) of R_k + i R_{k+1}, and those of `first`."""

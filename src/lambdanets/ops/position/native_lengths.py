@@ -157,7 +157,7 @@ def twiddles(factors: tuple[int, ...], double: bool) -> tuple[NDArray[Any], ...]
     return tuple(tables)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4096)  # plans of other lengths of a sequence have the same few hundred
 def cross_twiddles(n1: int, n2: int, double: bool) -> NDArray[Any]:
     """exp(-2 pi i m1 f2 / (n1 n2)), with which the two axes of a map become one sequence."""
     return _unit_circle(np.outer(np.arange(n1), np.arange(n2)), n1 * n2, double)
