@@ -76,7 +76,7 @@ def first_error(error: ValidationError, name: str = "") -> str:
             path += f".{part}" if path else part
     if first["type"] == "missing":
         return f"{path} must be given, got none"
-    message = re.sub(r"^\w+ should ", "must ", first["msg"]).replace(" after validation", "")
+    message = re.sub(r" after validation| or an instance of \w+$", "", re.sub(r"^\w+ should ", "must ", first["msg"]))
     if not message.startswith("must "):  # such as invalid JSON
         return f"{path}: {message}" if path else message
     value = repr(first["input"])

@@ -91,13 +91,13 @@ def test_decoding_state_is_bounded_by_the_scope():
 
 
 def test_decoding_can_resume_twice_from_the_same_state():
-    layer = make_layer(LambdaLayer1d, {})
+    layer = make_layer(LambdaLayer1d, {"multi_head": True})
+    layer.value_projection = torch.nn.Identity()  # like quantized projections, it has no parameters
     first, second = torch.randn(2, 1, 8, dtype=torch.float64)
     _, state = decode_step(layer, first, start_decoding(layer, 1))
     expected, _ = decode_step(layer, second, state)
     decode_step(layer, first, state)
-    repeated, _ = decode_step(layer, second, state)
-    assert torch.equal(repeated, expected)
+    assert torch.equal(decode_step(layer, second, state)[0], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

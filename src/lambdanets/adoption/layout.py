@@ -102,9 +102,7 @@ class Family:
     slices: str = ""
 
     def recognizes(self, layer: Any) -> bool:
-        names = [f"{projection}.weight" for projection in self.projections] + [self.slice_table] * bool(
-            self.slice_table
-        )
+        names = [*(f"{projection}.weight" for projection in self.projections), *filter(None, [self.slice_table])]
         has_tensors = all(_tensor(layer, name) is not None for name in names)
         return hasattr(layer, self.heads) and has_tensors and bool(self._tables_of(layer))
 

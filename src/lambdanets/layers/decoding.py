@@ -59,7 +59,7 @@ def start_decoding(layer: LambdaBase, batch_size: int, grid: tuple[int, ...] | N
     if dimensions > 1 and (not isinstance(grid, tuple) or len(grid) != dimensions):
         raise ValueError(f"grid must be a tuple of {dimensions} sides for this layer, got {grid!r}")
     num_lambdas = layer.heads if layer.multi_head else 1
-    weight = next(layer.value_projection.parameters())
+    weight = next(layer.parameters(), torch.empty(0))  # quantized projections have no parameters
     like = torch.empty(0, dtype=accumulation_dtype(weight.dtype), device=weight.device)
     content = None
     if layer.key_projection is not None:

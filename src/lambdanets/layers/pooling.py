@@ -53,10 +53,10 @@ def _sides(size: int | tuple[int, ...]) -> tuple[int, ...]:
 def memory_format(x: Tensor) -> torch.memory_format:
     """Return channels_last or channels_last_3d if x is only in that memory format, else contiguous_format.
 
-    ONNX has no memory formats.
+    ONNX has no memory formats, and vmap raises if asked for one.
     """
-    if x.ndim in (4, 5) and not x.is_contiguous() and not torch.onnx.is_in_onnx_export():
-        channels_last = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
-        if x.is_contiguous(memory_format=channels_last):
-            return channels_last
-    return torch.contiguous_format
+    is_transformed = not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
+    if x.ndim not in (4, 5) or x.is_contiguous() or is_transformed or torch.onnx.is_in_onnx_export():
+        return torch.contiguous_format
+    channels_last = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+    return channels_last if x.is_contiguous(memory_format=channels_last) else torch.contiguous_format

@@ -50,7 +50,8 @@ class CocoTask(Task):
         self.training, self.validation = training, open_validation(recipe.fields(), categories)
         for name, images in (("data", self.training), ("validation_data", self.validation)):
             if all(instance.crowd for image in images.annotations.images for instance in image.objects):
-                raise InputError(f"{name} must have at least one object with iscrowd 0, got none: {self.source}")
+                got = f"none: {self.source}; if a tool wrote 1 for masks of single objects, as CVAT does, write 0"
+                raise InputError(f"{name} must have at least one object with iscrowd 0, got {got}")
         self.classes = tuple(category.name for category in categories)
         self.category_ids = tuple(category.id for category in categories)
         self.left_out = self.training.problems.left_out + self.validation.problems.left_out

@@ -150,7 +150,7 @@ VALID = json.dumps(content(annotation(1))).encode()
         (b"\x89PNG\r\n", "codec can't decode"),
         (VALID[: len(VALID) // 2], "Unterminated string"),
         (b'{"images":' + b"[" * 200_000, "recursion"),
-        (b"[]", "must be a dictionary"),
+        (b"[]", "must be a dictionary, got"),
         (VALID.replace(b'"area": 36', b'"area": NaN'), r"annotations\[0\].area must be a finite number"),
         ({"images": [], "annotations": []}, "categories must be given"),
         (content(images=[]), "images must have at least 1 item"),

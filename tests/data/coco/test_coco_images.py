@@ -59,7 +59,7 @@ def test_folder_and_tar_have_the_same_images(tmp_path: Path, folder: str, write_
                 r"C:\data\images\A 1.png",
                 "a 1.PNG",
                 "IMAGES/a 1.png",
-                "A%201.png",
+                "A%25201.png",
             )
         ),
         *(
