@@ -141,9 +141,9 @@ def read_file(file: Path | TarMember) -> bytes:
     """
     path, start, length = (file.tar, file.start, file.length) if isinstance(file, TarMember) else (file, 0, -1)
     try:
-        with open_regular(path) as opened:
-            opened.seek(start)
-            return opened.read(length)
+        with open_regular(path) as stream:
+            stream.seek(start)
+            return stream.read(length)
     except OSError as error:
         raise UnreadableImage(str(path), _describe_error(error, path)) from error
 

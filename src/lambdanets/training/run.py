@@ -181,9 +181,9 @@ def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> tupl
 
     A resumed run gets its weights from its checkpoint.
     """
-    opened: list[Task] = []  # first on rank zero: if it fails there, only its error is reported
-    broadcast_from_rank_zero(lambda: opened.append(open_task(recipe, world, resumed)))
-    task = opened[0] if opened else open_task(recipe, world, resumed)
+    tasks: list[Task] = []  # rank zero first: if it fails, only its error is reported
+    broadcast_from_rank_zero(lambda: tasks.append(open_task(recipe, world, resumed)))
+    task = tasks[0] if tasks else open_task(recipe, world, resumed)
     batch_slice = choose_micro_batch(task, world)
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     batch_size, evaluator = task.EVALUATION_BATCH_SIZE or recipe.batch_size, task.evaluator(task.validation)
