@@ -53,9 +53,9 @@ from lambdanets.device import commit, hardware
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position import fused_check
 from lambdanets.ops.position.algorithm import Problem
-from lambdanets.ops.position.autograd import make_problem
 from lambdanets.ops.position.fused import KERNELS, Fused
 from lambdanets.ops.position.fused_check import Case, Example, max_relative_error, run_kernel
+from lambdanets.ops.position.position_term import make_problem
 from lambdanets.ops.tables import crop_to_grid
 from lambdanets_lab.benchmark.measurement import relative_error
 from lambdanets_lab.benchmark.peers import PEERS, build_peer

@@ -25,8 +25,8 @@ from libraries import FLAGS, LIBRARIES, PLATFORMS, object_commands, platform_of_
 from torch import Tensor
 
 from lambdanets.ops.position import native
-from lambdanets.ops.position.autograd import compute_position_term
 from lambdanets.ops.position.native_lengths import Transforms, cheapest_transform, choose_transforms
+from lambdanets.ops.position.position_term import compute_position_term
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 OPTIONS = {

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.autograd import make_problem
 from lambdanets.ops.position.choose import ALGORITHMS, choose
+from lambdanets.ops.position.position_term import make_problem
 from lambdanets_lab.benchmark.layer import select
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Row
 from lambdanets_lab.benchmark.options import Scaling

@@ -15,7 +15,7 @@ from lambdanets.layers.projection import is_plain, project
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization, mask_context, shared_lambda
-from lambdanets.ops.position.autograd import compute_position_term
+from lambdanets.ops.position.position_term import compute_position_term
 from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, widen_float16, without_autocast
 
 

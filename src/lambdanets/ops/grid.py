@@ -1,4 +1,4 @@
-"""The position interaction on a grid, and its plan: argument checks and dtypes, then `position/autograd.py`."""
+"""The position interaction on a grid, and its plan: argument checks and dtypes, then `position/position_term.py`."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
-from lambdanets.ops.position.autograd import compute_position_term, make_plan
 from lambdanets.ops.position.choose import Plan, check_algorithm
 from lambdanets.ops.position.dilation import undilate
+from lambdanets.ops.position.position_term import compute_position_term, make_plan
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 from lambdanets.ops.tracing import static_shape
 

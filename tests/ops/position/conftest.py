@@ -1,7 +1,7 @@
 import pytest
 
 from lambdanets.ops.position import choose
-from lambdanets.ops.position.autograd import prepared_tables
+from lambdanets.ops.position.position_term import prepared_tables
 
 
 def clear():

@@ -12,8 +12,8 @@ from numpy.random import bit_generator
 import lambdanets as ln
 from lambdanets.errors import KernelWarning
 from lambdanets.ops.position import choose, native
-from lambdanets.ops.position.autograd import compute_position_term
 from lambdanets.ops.position.native import FOLDER, Library, load_library
+from lambdanets.ops.position.position_term import compute_position_term
 
 pytestmark = needs_native
 CAPABILITIES = {"DEFAULT": ("x86-64-v2", "aarch64"), "AVX2": ("x86-64-v3",), "AVX512": ("x86-64-v4",)}

@@ -94,7 +94,7 @@ class Algorithm(ABC):
 
     name: value of the `algorithm` argument of functions.
     dtype: of queries, values, content, grad_output and the prepared table. result_dtype: of the interaction.
-    batch: maximum number of examples of a call; `autograd.py` splits larger batches.
+    batch: maximum number of examples of a call; `position_term.py` splits larger batches.
     note: what a user may want to know, for example the library.
     """
 

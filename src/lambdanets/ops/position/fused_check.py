@@ -20,7 +20,7 @@ from lambdanets.errors import KernelWarning, is_out_of_memory, one_line
 from lambdanets.ops import definition
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.algorithm import Factors, Problem
-from lambdanets.ops.position.autograd import make_problem
+from lambdanets.ops.position.position_term import make_problem
 from lambdanets.ops.tables import crop_to_grid
 
 DTYPES = (torch.bfloat16, torch.float32)

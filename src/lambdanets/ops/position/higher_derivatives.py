@@ -13,21 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position import autograd
+from lambdanets.ops.position import position_term
 from lambdanets.ops.position.algorithm import NeedsGrad
-from lambdanets.ops.position.autograd import FactorGradients, apply_plan, position_gradients
 from lambdanets.ops.position.choose import Plan
+from lambdanets.ops.position.position_term import FactorGradients, apply_plan, position_gradients
 from lambdanets.ops.precision import without_autocast
 
 _TABLE, _CONTENT = 2, 4  # indices in g, q, R, V, L
 
 
-class TransformableInteraction(autograd.Interaction):
+class TransformableInteraction(position_term.Interaction):
     """`apply_plan` under the transforms of torch.func."""
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
-        return autograd.run_forward(*inputs)
+        return position_term.run_forward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -42,12 +42,12 @@ class TransformableInteraction(autograd.Interaction):
         return torch.stack([apply_plan(q, r, v, c, plan) for q, r, v, c in examples]), 0
 
 
-class TransformableGradients(autograd.Gradients):
+class TransformableGradients(position_term.Gradients):
     """`position_gradients` under the transforms of torch.func."""
 
     @staticmethod
     def forward(*inputs: Any) -> FactorGradients:
-        return autograd.run_backward(*inputs)
+        return position_term.run_backward(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: FactorGradients) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from lambdanets.ops.position.algorithm import NeedsGrad
-from lambdanets.ops.position.autograd import make_plan, run_backward, run_forward
+from lambdanets.ops.position.position_term import make_plan, run_backward, run_forward
 from lambdanets.ops.precision import widen_float16
 
 

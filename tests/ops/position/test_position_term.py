@@ -17,9 +17,9 @@ from interactions import (
 
 from all_pairs import in_turn
 from lambdanets.ops import definition, position_interaction
-from lambdanets.ops.position import autograd
-from lambdanets.ops.position.autograd import prepared_tables
+from lambdanets.ops.position import position_term
 from lambdanets.ops.position.choose import ALGORITHMS as ALGORITHM_CLASSES
+from lambdanets.ops.position.position_term import prepared_tables
 from ops.exactness import assert_error_within_budget
 
 GRID, SIDES = (6, 7), (5, 5)
@@ -54,7 +54,7 @@ def test_the_oldest_prepared_tables_are_dropped_at_the_limit(monkeypatch):
     position_interaction(queries, table, values, GRID, algorithm="query_order")
     size = prepared_tables.nbytes
     assert size > table.nbytes
-    monkeypatch.setattr(autograd, "CACHE_BYTES", 5 * size)
+    monkeypatch.setattr(position_term, "CACHE_BYTES", 5 * size)
     for other in [table + i for i in range(1, 12)]:
         position_interaction(queries, other, values, GRID, algorithm="query_order")
     assert prepared_tables.nbytes == 5 * size
