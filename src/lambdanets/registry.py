@@ -22,8 +22,8 @@ class TaskEntry:
     recipe: str
     implementation: str
     predictor: str
-    predict_options: str = "lambdanets.inference.options:NoOptions"
-    evaluate_options: str = "lambdanets.inference.options:NoOptions"
+    predict_options: str = "lambdanets.inference.task_options:NoOptions"
+    evaluate_options: str = "lambdanets.inference.task_options:NoOptions"
     extra: str = "train"
 
 
@@ -32,30 +32,30 @@ TASKS = {
         "lambdanets.tasks.recipes:ClassificationRecipe",
         "lambdanets.tasks.classification:ClassificationTask",
         "lambdanets.inference.classifier:Classifier",
-        "lambdanets.inference.options:ClassifierOptions",
-        "lambdanets.inference.options:ClassifierData",
+        "lambdanets.inference.task_options:ClassifierOptions",
+        "lambdanets.inference.task_options:ClassifierData",
     ),
     "student": TaskEntry(
         "lambdanets_lab.pseudo.recipe:StudentRecipe",
         "lambdanets_lab.pseudo.student:StudentTask",
         "lambdanets.inference.classifier:Classifier",
-        "lambdanets.inference.options:ClassifierOptions",
-        "lambdanets.inference.options:ClassifierData",
+        "lambdanets.inference.task_options:ClassifierOptions",
+        "lambdanets.inference.task_options:ClassifierData",
     ),
     "detection": TaskEntry(
         "lambdanets.tasks.recipes:DetectionRecipe",
         "lambdanets.tasks.detection:DetectionTask",
         "lambdanets.inference.detector:Detector",
-        "lambdanets.inference.options:DetectorOptions",
-        "lambdanets.inference.options:CocoData",
+        "lambdanets.inference.task_options:DetectorOptions",
+        "lambdanets.inference.task_options:CocoData",
         "detection",
     ),
     "segmentation": TaskEntry(
         "lambdanets.tasks.recipes:SegmentationRecipe",
         "lambdanets.tasks.segmentation:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
-        "lambdanets.inference.options:MaskOptions",
-        "lambdanets.inference.options:CocoData",
+        "lambdanets.inference.task_options:MaskOptions",
+        "lambdanets.inference.task_options:CocoData",
         "detection",
     ),
 }

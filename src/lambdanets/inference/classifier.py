@@ -19,8 +19,8 @@ from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.inference.options import ClassifierOptions
 from lambdanets.inference.predictor import Predictor
+from lambdanets.inference.task_options import ClassifierOptions
 from lambdanets.models import create_model
 from lambdanets.records import check
 

@@ -21,9 +21,9 @@ from lambdanets.files import nfc
 from lambdanets.inference.coco_scores import Result, Scores
 from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.model_card import CocoCard
-from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import Predictor
 from lambdanets.inference.segmentation_scores import SegmentationScores
+from lambdanets.inference.task_options import MaskOptions
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.records import TileSize, check
 from lambdanets.terminal import echo

@@ -27,8 +27,8 @@ from lambdanets.inference.detections import (
     measure_objects,
 )
 from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
-from lambdanets.inference.options import MIN_SCORE, DetectorOptions
 from lambdanets.inference.predictor import numbered_name, save_image
+from lambdanets.inference.task_options import MIN_SCORE, DetectorOptions
 from lambdanets.inference.tiles import drop_duplicates, is_cut, tile_batches
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import write_json

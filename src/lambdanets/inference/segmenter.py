@@ -16,9 +16,9 @@ from lambdanets.data.coco.images import image_to_tensor, make_semantic_mask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
 from lambdanets.inference.model_card import SegmenterCard
-from lambdanets.inference.options import MaskOptions
 from lambdanets.inference.predictor import numbered_name, save_image
 from lambdanets.inference.segmentation_scores import count_image, summarize
+from lambdanets.inference.task_options import MaskOptions
 from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
 from lambdanets.terminal import csv_table
