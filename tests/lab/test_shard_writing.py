@@ -15,8 +15,8 @@ from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.data.shards import UNLABELED, ShardedImages, open_shards
 from lambdanets.errors import InputError
 from lambdanets_lab import shards as module
-from lambdanets_lab.shard_checks import index_shards, verify_shards
-from lambdanets_lab.shards import write_shards
+from lambdanets_lab.shard_checks import verify_shards
+from lambdanets_lab.shards import index_shards, write_shards
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

@@ -103,7 +103,7 @@ def _verify(location: str, threads: int) -> int:
 
 def _index(options: Shard) -> int:
     from lambdanets.data.shards import SHARD_LIST
-    from lambdanets_lab.shard_checks import index_shards
+    from lambdanets_lab.shards import index_shards
 
     folder, names = Path(options.data), None
     if options.classes is not None:
