@@ -45,7 +45,7 @@ class PaperNumber:
 
 _CONTENT = json.loads(Path(__file__).with_name("paper.json").read_text(encoding="utf-8"))
 TABLES: dict[str, dict[str, str]] = _CONTENT["tables"]  # title and explanatory text by name, in the paper's order
-NUMBERS = tuple(PaperNumber(**number) for number in _CONTENT["figures"])  # in the order of the tables
+NUMBERS = tuple(PaperNumber(**number) for number in _CONTENT["numbers"])  # in the order of the tables
 
 
 def select_numbers(names: Sequence[str]) -> list[PaperNumber]:
