@@ -84,6 +84,7 @@ READABLE = {
     "inverted8.tif": (tiff(255 - GRAY, "miniswhite"), GRAY),
     "inverted16_lzw.tif": (tiff(65535 - deep(GRAY), "miniswhite", compression="lzw"), GRAY),
     "rgb8.jp2": (imagecodecs.jpeg2k_encode(RGB, 0, reversible=True), RGB),
+    "rgb8_jpeg2000.tif": (tiff(RGB, "rgb", compression="jpeg2000"), RGB),  # as QuPath writes
     "bits.tif": (tiff(BITS > 0), BITS),
     "palette.png": (pillow(PALETTE, "PNG"), np.asarray(PALETTE.convert("RGB"))),
     "cmyk.jpg": (pillow(CMYK, "JPEG"), np.asarray(Image.open(io.BytesIO(pillow(CMYK, "JPEG"))).convert("RGB"))),
@@ -100,7 +101,7 @@ UNREADABLE = {
     "nan.tif": (tiff(np.full((9, 11), np.nan, np.float32)), r"its floats must be in 0\.\.1, got nan to nan;"),
     "float255.tif": (tiff(GRAY.astype(np.float32)), r"its floats must be in 0\.\.1, got .*; convert the images"),
     "int17.tif": (tiff(deep(GRAY).astype(np.int32) * 2), r"its integers must be in 0\.\.65535, got"),
-    "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors have more than 8 bits"),
+    "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors cannot be read"),
     "invisible_rgba16.png": (png(deep(invisible(RGB_ALPHA))), INVISIBLE),
     "postscript.png": (pillow(RGB, "EPS"), "not an image of a known format"),
 }
