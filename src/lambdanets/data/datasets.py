@@ -148,13 +148,10 @@ def _open(data: str, root: str | None) -> _Opened:
         return _digits(), None, Counter()
     if is_timm_name(data):
         return *open_timm_dataset(data, root), Counter()
-    try:
-        if is_url(data) or (data and Path(data, SHARD_LIST).is_file()):
-            shards = open_shards(data)
-            return shards["train"], shards.get("validation"), Counter()
-        return _open_files(data, Path(data))
-    except OSError as error:
-        raise InputError(f"cannot read the dataset '{data}': {error.strerror or error}") from error
+    if is_url(data) or (data and Path(data, SHARD_LIST).is_file()):
+        shards = open_shards(data)
+        return shards["train"], shards.get("validation"), Counter()
+    return _open_files(data, Path(data))
 
 
 def _open_files(data: str, path: Path) -> _Opened:

@@ -97,7 +97,7 @@ def read_image(
             return image
         return rotate(image, orientation)
     except Exception as error:  # the decoders raise exceptions of many types for damaged files
-        raise UnreadableImage(name, _describe_error(error, source)) from error
+        raise UnreadableImage(name, describe_error(error, source)) from error
 
 
 def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:
@@ -145,10 +145,11 @@ def read_file(file: Path | TarMember) -> bytes:
             stream.seek(start)
             return stream.read(length)
     except OSError as error:
-        raise UnreadableImage(str(path), _describe_error(error, path)) from error
+        raise UnreadableImage(str(path), describe_error(error, path)) from error
 
 
-def _describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
+def describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
+    """Describe why an image, or a file that has images, cannot be read."""
     if isinstance(error, UnidentifiedImageError):
         with _open(source) as file:
             empty = file.seekable() and file.seek(0, os.SEEK_END) == 0
@@ -156,7 +157,7 @@ def _describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO)
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, OSError) and error.strerror:
-        return f"it cannot be opened ({error.strerror})"
+        return f"it cannot be opened: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) or "'imagecodecs' package" in str(error):  # raised by tifffile
         return f"its pixels need imagecodecs; install it with: pip install 'lambdanets[{EXTRAS['imagecodecs']}]'"
     return one_line(error)
