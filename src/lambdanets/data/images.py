@@ -101,24 +101,21 @@ def read_image(
 
 
 def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:
-    """Load the images 0 to count - 1 until one can be read, usually the first. Called before output is written.
+    """Load the first of `count` images until one can be read. Called before output is written.
 
     load: loads the image at an index, or raises UnreadableImage.
     split: name of the set in messages.
 
-    Raises InputError if no image can be read, or more than max_unreadable cannot be read.
+    Raises InputError if no image can be read, or none of the first max_unreadable + 1.
     """
     unreadable: list[str] = []
-    for index in range(count):
+    for index in range(min(count, max_unreadable + 1)):
         try:
             load(index)
             return
         except UnreadableImage as error:
             unreadable.append(f"{error.path}: {error.reason}")
-        if len(unreadable) < count:
-            check_unreadable(unreadable, max_unreadable)
-    if unreadable:
-        raise InputError(f"none of the {count} {split} images can be read; the first: {unreadable[0]}")
+    raise InputError(f"none of the first {len(unreadable)} {split} images can be read: {'; '.join(unreadable[:3])}")
 
 
 def check_unreadable(messages: Sequence[str], limit: int) -> None:

@@ -247,8 +247,6 @@ class ShardedImages(LabeledImages):
         return self.__dict__ | {"_open_shards": OrderedDict()}
 
     def _find(self, index: int) -> tuple[TarSamples, int]:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
         number = int(np.searchsorted(self._ends, index, side="right"))
         position = int(index - self._ends[number] + self.shards[number].images)
         return self._open(number, position), position
