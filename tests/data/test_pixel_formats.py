@@ -92,7 +92,7 @@ READABLE = {
     "rotated8.jpg": (pillow(RGB, "JPEG", exif=rotated()), np.rot90(np.asarray(Image.open(io.BytesIO(JPEG))), -1)),
     "rotated16.tif": (tiff(deep(GRAY), extratags=[(274, "H", 1, 6, False)]), np.rot90(GRAY, -1)),
 }
-CHOOSE = r"3 channels or planes \(axes .*\); choose one with --channel, in Python with channel="
+CHOOSE = r"3 channels or planes \(axes .*\); save each as a file, or, .* choose one with --channel,"
 INVISIBLE = "its alpha is 0 everywhere"
 # File name: content and a part of the error message.
 UNREADABLE = {
@@ -148,6 +148,13 @@ def test_a_file_gives_the_same_pixels_in_every_way(tmp_path):
             np.testing.assert_allclose(np.asarray(image, int), pixels, atol=atol, err_msg=path.name)
         for other in (annotated.load(index)[0], *(read(path) for read in WAYS)):
             np.testing.assert_array_equal(np.asarray(other), np.asarray(image), err_msg=path.name)
+
+
+@pytest.mark.parametrize("name", ["gray16.tif", "gray32.tif", "float.tif", "bits.tif"])
+def test_an_array_gives_the_pixels_of_its_file(name):
+    content, pixels = READABLE[name]
+    array = tifffile.imread(io.BytesIO(content))
+    np.testing.assert_array_equal(np.asarray(next(image_batches(array, 1))[0]), pixels)
 
 
 @pytest.mark.parametrize("name", UNREADABLE)

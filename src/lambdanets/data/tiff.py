@@ -52,8 +52,8 @@ def read_tiff(
             if channel is None:
                 sizes = " x ".join(map(str, shape))
                 raise ValueError(
-                    f"it has {num_planes} channels or planes (axes {axes}: {sizes}); choose one with --channel, in "
-                    "Python with channel=, or save each as a file"
+                    f"it has {num_planes} channels or planes (axes {axes}: {sizes}); save each as a file, or, for "
+                    "predictions and explanations, choose one with --channel, in Python with channel="
                 )
             check_channel(channel, num_planes)
         one_per_page = len(series.pages) == num_planes and page.shape == tuple(shape[axes.index(a)] for a in "YX")
