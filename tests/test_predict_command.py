@@ -234,7 +234,7 @@ ERRORS = [
     ("evaluate classification --images x", "has no option --images"),
     ("evaluate detection --data a.json", "data and images must be given together"),
     ("evaluate detection --data OTHER/val.json --images OTHER/val", "must have the 2 categories"),
-    ("evaluate segmentation --data a.json --images a", "cannot read the COCO instances 'a.json'"),
+    ("evaluate segmentation --data a.json --images a", "a.json: No such file"),
     ("report classification", "must be a detection run, got a classification run"),
 ]
 

@@ -1,5 +1,6 @@
 """Atomic writes, removal of unfinished files, regular files, and files that are no data: hidden ones and outputs."""
 
+import errno
 import glob
 import hashlib
 import os
@@ -59,7 +60,7 @@ def atomic_open(path: Path, backup: Path | None = None) -> Iterator[BinaryIO]:
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading. Raises OSError for other types such as named pipes, which may block forever."""
     if not stat.S_ISREG(Path(path).stat().st_mode):
-        raise OSError("it is not a regular file")
+        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
     return Path(path).open("rb")
 
 

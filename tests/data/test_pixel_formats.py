@@ -84,6 +84,7 @@ READABLE = {
     "inverted8.tif": (tiff(255 - GRAY, "miniswhite"), GRAY),
     "inverted16_lzw.tif": (tiff(65535 - deep(GRAY), "miniswhite", compression="lzw"), GRAY),
     "rgb8.jp2": (imagecodecs.jpeg2k_encode(RGB, 0, reversible=True), RGB),
+    "rgb8_jpeg2000.tif": (tiff(RGB, "rgb", compression="jpeg2000"), RGB),  # as QuPath writes
     "bits.tif": (tiff(BITS > 0), BITS),
     "palette.png": (pillow(PALETTE, "PNG"), np.asarray(PALETTE.convert("RGB"))),
     "cmyk.jpg": (pillow(CMYK, "JPEG"), np.asarray(Image.open(io.BytesIO(pillow(CMYK, "JPEG"))).convert("RGB"))),
@@ -91,7 +92,7 @@ READABLE = {
     "rotated8.jpg": (pillow(RGB, "JPEG", exif=rotated()), np.rot90(np.asarray(Image.open(io.BytesIO(JPEG))), -1)),
     "rotated16.tif": (tiff(deep(GRAY), extratags=[(274, "H", 1, 6, False)]), np.rot90(GRAY, -1)),
 }
-CHOOSE = r"3 channels or planes \(axes .*\); choose one with --channel, in Python with channel="
+CHOOSE = r"3 channels or planes \(axes .*\); save each as a file, or, .* choose one with --channel,"
 INVISIBLE = "its alpha is 0 everywhere"
 # File name: content and a part of the error message.
 UNREADABLE = {
@@ -100,7 +101,7 @@ UNREADABLE = {
     "nan.tif": (tiff(np.full((9, 11), np.nan, np.float32)), r"its floats must be in 0\.\.1, got nan to nan;"),
     "float255.tif": (tiff(GRAY.astype(np.float32)), r"its floats must be in 0\.\.1, got .*; convert the images"),
     "int17.tif": (tiff(deep(GRAY).astype(np.int32) * 2), r"its integers must be in 0\.\.65535, got"),
-    "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors have more than 8 bits"),
+    "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors cannot be read"),
     "invisible_rgba16.png": (png(deep(invisible(RGB_ALPHA))), INVISIBLE),
     "postscript.png": (pillow(RGB, "EPS"), "not an image of a known format"),
 }
@@ -147,6 +148,13 @@ def test_a_file_gives_the_same_pixels_in_every_way(tmp_path):
             np.testing.assert_allclose(np.asarray(image, int), pixels, atol=atol, err_msg=path.name)
         for other in (annotated.load(index)[0], *(read(path) for read in WAYS)):
             np.testing.assert_array_equal(np.asarray(other), np.asarray(image), err_msg=path.name)
+
+
+@pytest.mark.parametrize("name", ["gray16.tif", "gray32.tif", "float.tif", "bits.tif"])
+def test_an_array_gives_the_pixels_of_its_file(name):
+    content, pixels = READABLE[name]
+    array = tifffile.imread(io.BytesIO(content))
+    np.testing.assert_array_equal(np.asarray(next(image_batches(array, 1))[0]), pixels)
 
 
 @pytest.mark.parametrize("name", UNREADABLE)

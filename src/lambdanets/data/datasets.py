@@ -17,7 +17,6 @@ from lambdanets.data.tars import files_in_tar
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import is_hidden, nfc
-from lambdanets.records import Seed, ValidationShare, check
 
 _Opened = tuple[LabeledImages, LabeledImages | None, Counter[str]]
 
@@ -98,8 +97,6 @@ def open_splits(
     is missing, damaged, empty or has only one class, for a validation class that training does not have, for a class
     with 1 image or a set with 1 shard that must be divided, and for a number of training images that is not possible.
     """
-    check("validation_share", validation_share, ValidationShare)
-    check("seed", seed, Seed)
     train, validation, left_out = _open(data, root)
     _check_classes(train)
     source, test, is_drawn = train.source, None, validation is None
@@ -148,13 +145,10 @@ def _open(data: str, root: str | None) -> _Opened:
         return _digits(), None, Counter()
     if is_timm_name(data):
         return *open_timm_dataset(data, root), Counter()
-    try:
-        if is_url(data) or (data and Path(data, SHARD_LIST).is_file()):
-            shards = open_shards(data)
-            return shards["train"], shards.get("validation"), Counter()
-        return _open_files(data, Path(data))
-    except OSError as error:
-        raise InputError(f"cannot read the dataset '{data}': {error.strerror or error}") from error
+    if is_url(data) or (data and Path(data, SHARD_LIST).is_file()):
+        shards = open_shards(data)
+        return shards["train"], shards.get("validation"), Counter()
+    return _open_files(data, Path(data))
 
 
 def _open_files(data: str, path: Path) -> _Opened:

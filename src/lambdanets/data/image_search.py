@@ -51,7 +51,7 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
     accepts: whether to include a file, by its name.
 
     Hidden files and folders are skipped (see `is_hidden`), and the output folders of this package,
-    which have figures of images. Raises InputError for a folder that cannot be read.
+    which have figures of images.
     """
     found = FoundImages([])
     for parent, folders, names in _walk(folder):
@@ -79,7 +79,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
     """
 
     def fail(error: OSError) -> None:
-        raise InputError(f"cannot read the folder '{error.filename}': {error.strerror}") from error
+        raise error
 
     for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
         path, real = Path(parent), os.path.realpath(parent)
@@ -101,10 +101,7 @@ def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image
     paths: dict[str, Path] = {}
     reasons: dict[Path, str] = {}
     for pattern in inputs:
-        try:
-            found = _find_matches(pattern, accepts)
-        except OSError as error:
-            raise InputError(f"cannot read '{pattern}': {error.strerror}") from error
+        found = _find_matches(pattern, accepts)
         if not found.paths and not found.reasons:
             raise InputError(f"'{pattern}' must be an image, a folder of images or a glob, and matches nothing")
         for path in found.paths:

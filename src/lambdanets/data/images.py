@@ -97,28 +97,25 @@ def read_image(
             return image
         return rotate(image, orientation)
     except Exception as error:  # the decoders raise exceptions of many types for damaged files
-        raise UnreadableImage(name, _describe_error(error, source)) from error
+        raise UnreadableImage(name, describe_error(error, source)) from error
 
 
 def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:
-    """Load the images 0 to count - 1 until one can be read, usually the first. Called before output is written.
+    """Load the first of `count` images until one can be read. Called before output is written.
 
     load: loads the image at an index, or raises UnreadableImage.
     split: name of the set in messages.
 
-    Raises InputError if no image can be read, or more than max_unreadable cannot be read.
+    Raises InputError if no image can be read, or none of the first max_unreadable + 1.
     """
     unreadable: list[str] = []
-    for index in range(count):
+    for index in range(min(count, max_unreadable + 1)):
         try:
             load(index)
             return
         except UnreadableImage as error:
             unreadable.append(f"{error.path}: {error.reason}")
-        if len(unreadable) < count:
-            check_unreadable(unreadable, max_unreadable)
-    if unreadable:
-        raise InputError(f"none of the {count} {split} images can be read; the first: {unreadable[0]}")
+    raise InputError(f"none of the first {len(unreadable)} {split} images can be read: {'; '.join(unreadable[:3])}")
 
 
 def check_unreadable(messages: Sequence[str], limit: int) -> None:
@@ -145,10 +142,11 @@ def read_file(file: Path | TarMember) -> bytes:
             stream.seek(start)
             return stream.read(length)
     except OSError as error:
-        raise UnreadableImage(str(path), _describe_error(error, path)) from error
+        raise UnreadableImage(str(path), describe_error(error, path)) from error
 
 
-def _describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
+def describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
+    """Describe why an image, or a file that has images, cannot be read."""
     if isinstance(error, UnidentifiedImageError):
         with _open(source) as file:
             empty = file.seekable() and file.seek(0, os.SEEK_END) == 0
@@ -156,7 +154,7 @@ def _describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO)
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, OSError) and error.strerror:
-        return f"it cannot be opened ({error.strerror})"
+        return f"it cannot be opened: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) or "'imagecodecs' package" in str(error):  # raised by tifffile
         return f"its pixels need imagecodecs; install it with: pip install 'lambdanets[{EXTRAS['imagecodecs']}]'"
     return one_line(error)

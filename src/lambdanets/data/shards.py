@@ -18,11 +18,11 @@ import numpy as np
 from pydantic import Field
 
 from lambdanets.data.image_search import image_suffixes
-from lambdanets.data.images import UnreadableImage
+from lambdanets.data.images import UnreadableImage, describe_error
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.order import WINDOW
 from lambdanets.data.tars import tar_members
-from lambdanets.errors import InputError, one_line
+from lambdanets.errors import InputError
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
 
@@ -98,7 +98,7 @@ def open_store(location: str) -> tuple[Store, ShardList]:
     try:
         content = store.read_list()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {_reason(error)}") from error
+        raise InputError(f"{path} cannot be read: {describe_error(error, path)}") from error
     return store, parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
 
 
@@ -247,8 +247,6 @@ class ShardedImages(LabeledImages):
         return self.__dict__ | {"_open_shards": OrderedDict()}
 
     def _find(self, index: int) -> tuple[TarSamples, int]:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
         number = int(np.searchsorted(self._ends, index, side="right"))
         position = int(index - self._ends[number] + self.shards[number].images)
         return self._open(number, position), position
@@ -264,7 +262,7 @@ class ShardedImages(LabeledImages):
                 if (count := len(samples.names)) != shard.images:
                     raise OSError(f"it has {count} images, not {shard.images} as in {SHARD_LIST}")
             except (tarfile.TarError, OSError) as error:
-                samples, expires = _reason(error), time.monotonic() + _RETRY_SECONDS
+                samples, expires = describe_error(error, path), time.monotonic() + _RETRY_SECONDS
             self._open_shards[number] = samples, expires
             if len(self._open_shards) > _MAX_OPEN:
                 self._open_shards.popitem(last=False)
@@ -278,7 +276,3 @@ def parse_class(content: bytes) -> int | None:
     """Parse the class index in a .cls member; None if it is invalid."""
     text = content.strip()
     return int(text) if text.isdigit() and len(text) < 10 else None
-
-
-def _reason(error: Exception) -> str:
-    return "there is no such file" if isinstance(error, FileNotFoundError) else one_line(error)

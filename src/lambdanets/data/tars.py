@@ -63,11 +63,11 @@ def files_in_tar(tar: Path) -> list[tuple[PurePosixPath, TarMember]]:
     The path of a file in a nested tar begins with the name of this tar without the suffix. Of members with the same
     name, the last counts. Raises InputError for an incomplete or invalid tar.
     """
-    try:
-        with open_regular(tar) as file:
+    with open_regular(tar) as file:
+        try:
             files = {name: (path, TarMember(tar, name, *span)) for name, path, span in _iterate_files(file)}
-    except (OSError, tarfile.TarError) as error:
-        raise InputError(f"{tar} must be a complete, uncompressed tar: {one_line(error)}") from error
+        except (OSError, tarfile.TarError) as error:
+            raise InputError(f"{tar} must be a complete, uncompressed tar: {one_line(error)}") from error
     return sorted(files.values())
 
 

@@ -1,4 +1,4 @@
-"""Reads TIFF files that Pillow cannot read completely: more than 8 bits, several channels, or several planes."""
+"""Reads TIFF files that Pillow cannot: more than 8 bits, several channels or planes, other compressions."""
 
 import logging
 import math
@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 import numpy as np
 from PIL.ExifTags import Base
+from PIL.TiffImagePlugin import COMPRESSION_INFO
 
 from lambdanets.data.pixels import check_channel, composite_on_white, invert, select_channel
 
@@ -22,7 +23,7 @@ logging.getLogger("tifffile").setLevel(logging.CRITICAL)
 def read_tiff(
     file: BinaryIO, channel: int | None, check_size: Callable[[int, int], None]
 ) -> tuple[np.ndarray, int] | None:
-    """Return pixels (H, W) or (H, W, 3) and the orientation; None for one image of 8 bits, which Pillow reads.
+    """Return pixels (H, W) or (H, W, 3) and the orientation; None for one image of 8 bits that Pillow reads.
 
     channel: index of the channel or plane, in the order of the file; needed if there are several, except colors.
     check_size: is called with width and height before the pixels are decoded.
@@ -43,16 +44,16 @@ def read_tiff(
         is_image = num_planes == page.samplesperpixel and (
             num_planes == colors or (num_planes == colors + 1 and (colors > 1 or has_alpha))
         )
-        if is_image and series.dtype in (np.uint8, bool):
+        if is_image and series.dtype in (np.uint8, bool) and page.compression in COMPRESSION_INFO:
             return None
         if is_image and channel is None and page.photometric.name not in ("RGB", "MINISBLACK", "MINISWHITE"):
-            raise ValueError(f"its {page.photometric.name} colors have more than 8 bits; convert it to RGB")
+            raise ValueError(f"its {page.photometric.name} colors cannot be read; convert it to RGB")
         if not is_image:
             if channel is None:
                 sizes = " x ".join(map(str, shape))
                 raise ValueError(
-                    f"it has {num_planes} channels or planes (axes {axes}: {sizes}); choose one with --channel, in "
-                    "Python with channel=, or save each as a file"
+                    f"it has {num_planes} channels or planes (axes {axes}: {sizes}); save each as a file, or, for "
+                    "predictions and explanations, choose one with --channel, in Python with channel="
                 )
             check_channel(channel, num_planes)
         one_per_page = len(series.pages) == num_planes and page.shape == tuple(shape[axes.index(a)] for a in "YX")

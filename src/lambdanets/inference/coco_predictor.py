@@ -20,6 +20,7 @@ from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 from lambdanets.inference.coco_scores import Result, Scores
 from lambdanets.inference.evaluator import Evaluation, Evaluator
+from lambdanets.inference.figures import draw_pairs
 from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.inference.segmentation_scores import SegmentationScores
@@ -68,8 +69,6 @@ class CocoEvaluator(Evaluator):
     @torch.compiler.set_stance("force_eager")  # images differ in size
     def draw(self, evaluation: Any, folder: Path) -> None:
         """Draw evenly spaced images with their annotations, and with their predictions, in predictions.png."""
-        from lambdanets.inference.figures import draw_pairs
-
         readable = evaluation.readable
         positions = np.linspace(0, len(readable) - 1, min(len(readable), MAX_DRAWN)).astype(int)
         draw_pairs([self.render(*self.images.load(readable[position])) for position in positions], folder)

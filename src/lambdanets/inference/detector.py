@@ -26,6 +26,7 @@ from lambdanets.inference.detections import (
     make_label_image,
     measure_objects,
 )
+from lambdanets.inference.figures import draw_ground_truth, draw_precision_recall, overlay
 from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
 from lambdanets.inference.predictor import numbered_name, save_image
 from lambdanets.inference.task_options import MIN_SCORE, DetectorOptions
@@ -62,14 +63,10 @@ class DetectionEvaluator(CocoEvaluator):
 
     def draw(self, evaluation: Any, folder: Path) -> None:
         """Draw precision_recall.png, too."""
-        from lambdanets.inference.figures import draw_precision_recall
-
         super().draw(evaluation, folder)
         draw_precision_recall(evaluation.scores, folder)
 
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
-        from lambdanets.inference.figures import draw_ground_truth, overlay
-
         (found,) = self.predictor.infer([image])
         return draw_ground_truth(image, annotated, self.predictor.classes), overlay(image, found.above(MIN_SCORE))
 
@@ -146,8 +143,6 @@ class Detector(CocoPredictor):
             "objects": measure_objects(image, labels, visible),
         }
         if options.figures:
-            from lambdanets.inference.figures import overlay
-
             save_image(overlay(image, visible), out / f"{name}.png")
         save_image(fromarray(labels), out / "labels" / label_image_name(name, labels))
         return row

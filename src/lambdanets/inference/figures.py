@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,11 +18,13 @@ from lambdanets.data.coco.images import BACKGROUND, IGNORED
 from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.inference.classifier import ClassificationEvaluation
 from lambdanets.inference.coco_scores import RECALLS, Scores
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.terminal import csv_table, printable
+
+if TYPE_CHECKING:
+    from lambdanets.inference.classifier import ClassificationEvaluation
 
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
 _OPACITY = 0.4  # of masks
@@ -166,7 +168,7 @@ def draw_precision_recall(scores: Scores, folder: Path) -> None:
     save_figure(figure, folder / "precision_recall.png")
 
 
-def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImages, folder: Path) -> None:
+def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, folder: Path) -> None:
     """Write predictions.png: the most confident errors, then correct predictions of increasing confidence."""
     classes = [printable(name) for name in predictions.classes]
     is_correct = predictions.labels == predictions.predicted
@@ -191,7 +193,7 @@ def draw_predictions(predictions: ClassificationEvaluation, images: LabeledImage
     save_figure(figure, folder / SHEET)
 
 
-def write_confusion(evaluation: ClassificationEvaluation, folder: Path) -> None:
+def write_confusion(evaluation: "ClassificationEvaluation", folder: Path) -> None:
     """Write confusion_matrix.csv and confusion_matrix.png: rows are true classes, columns are predicted ones."""
     classes, matrix = evaluation.classes, evaluation.confusion_matrix
     rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]

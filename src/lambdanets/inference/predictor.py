@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import torch
 from PIL.ExifTags import Base
-from PIL.Image import Image
+from PIL.Image import Image, fromarray
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
@@ -91,7 +91,7 @@ class Predictor(ABC):
         """Predict on images of any size. Returns one prediction per image, in the same order.
 
         Args:
-            images: an image or several: paths, Pillow images of any mode, uint8 arrays (H, W, 3) or (H, W), or tensors
+            images: an image or several: paths, Pillow images of any mode, arrays (H, W) or uint8 (H, W, 3), or tensors
                 (3, H, W) or (1, H, W) of uint8 or of floating point in [0, 1]. Arrays and tensors with 4 dimensions are
                 several images. They are preprocessed as in the model card: do not resize or normalize them.
             batch_size: images, or tiles of an image, per forward pass; 32 for a classifier and 1 for others by default.
@@ -211,6 +211,8 @@ def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
             if not 0 <= image.min() <= image.max() <= 1:  # true also for NaN
                 raise InputError("its values must be in [0, 1]; divide 8-bit values by 255")
             image = (image.float() * 255).round().byte()
+        if isinstance(image, np.ndarray) and image.ndim == 2:
+            image = fromarray(image)
         if not isinstance(image, Image):
             if image.dtype not in (np.uint8, torch.uint8):
                 raise InputError(f"its dtype must be uint8, or floating point of a tensor, got {image.dtype}")

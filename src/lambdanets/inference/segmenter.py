@@ -15,6 +15,7 @@ from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import image_to_tensor, make_semantic_mask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
+from lambdanets.inference.figures import overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.predictor import numbered_name, save_image
 from lambdanets.inference.segmentation_scores import count_image, summarize
@@ -71,8 +72,6 @@ class SegmentationEvaluator(CocoEvaluator):
         return CocoEvaluation(summarize(measures, self.predictor.classes), readable, unreadable)
 
     def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
-        from lambdanets.inference.figures import overlay_classes
-
         (predicted,) = self.predictor.infer([image])
         target = make_semantic_mask(annotated)
         return overlay_classes(image, target), overlay_classes(image, predicted.labels.numpy())
@@ -122,8 +121,6 @@ class Segmenter(CocoPredictor):
         name, labels = f"{numbered_name(number, path)}.png", prediction.labels.numpy()
         save_image(Image.fromarray(labels), out / "classes" / name)
         if options.figures:
-            from lambdanets.inference.figures import overlay_classes
-
             save_image(overlay_classes(image, labels), out / name)
         return {"pixels": [count for _, count in prediction.pixels]}
 

@@ -17,7 +17,6 @@ from torchvision.ops import nms
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import load_image
-from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.inference.coco_scores import METRICS
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
@@ -27,12 +26,11 @@ from lambdanets.tasks.detection import DetectionTask
 from lambdanets.tasks.recipes import DetectionRecipe
 from lambdanets.training.initial_weights import build_model
 from training.detection.tiny_detection import (
-    NUM_TRAINING_IMAGES,
-    NUM_VALIDATION_IMAGES,
     TWO_CATEGORIES,
     edit_annotations,
     merge_into_two_categories,
     tiny_recipe,
+    write_scattered_digits,
 )
 from training.runs import read_metrics
 
@@ -45,7 +43,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     changes: fields of the recipe.
     """
     digits = folder / "digits"
-    write_scattered_digits(digits, NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, seed=42)
+    write_scattered_digits(digits, seed=42)
     merge_into_two_categories(digits / "train.json")
     recipe = tiny_recipe(
         digits,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambdanets.data.coco.scattered_digits import CATEGORIES, write_scattered_digits
+from lambdanets.data.coco.scattered_digits import CATEGORIES, scattered_digits
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.recipes import DetectionRecipe
 from training.runs import SEED, SHALLOW
@@ -14,10 +14,20 @@ NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES = 4, 2
 TWO_CATEGORIES = ({"id": 4, "name": "others"}, {"id": 7, "name": "with a loop"})
 
 
+def write_scattered_digits(folder: Path, seed: int) -> None:
+    """Write both splits as train.json, val.json and PNG files in train/ and val/."""
+    for split, count in (("train", NUM_TRAINING_IMAGES), ("val", NUM_VALIDATION_IMAGES)):
+        images = scattered_digits(split, count, seed)
+        (folder / split).mkdir(parents=True)
+        for index, image in enumerate(images.annotations.images):
+            (folder / split / image.name).write_bytes(images.files.file(index)[0])
+        (folder / f"{split}.json").write_text(json.dumps(images.annotations.to_coco()))
+
+
 def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:
     """Write scattered digits into a folder; return a recipe of 2 epochs of 2 steps with all random augmentations."""
     if not (folder / "train.json").exists():
-        write_scattered_digits(folder, NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, 0)
+        write_scattered_digits(folder, 0)
     fields = {
         "model_options": SHALLOW,
         "data": str(folder / "train.json"),

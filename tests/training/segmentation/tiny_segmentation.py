@@ -4,9 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lambdanets.data.coco.scattered_digits import write_scattered_digits
 from lambdanets.tasks.recipes import SegmentationRecipe
-from training.detection.tiny_detection import NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, merge_into_two_categories
+from training.detection.tiny_detection import merge_into_two_categories, write_scattered_digits
 from training.runs import SEED
 
 CLASSES = ("background", "others", "with a loop")
@@ -15,7 +14,7 @@ CLASSES = ("background", "others", "with a loop")
 def tiny_segmentation(folder: Path, **changes: Any) -> SegmentationRecipe:
     """Write scattered digits of two categories; return a recipe of 2 epochs of 2 steps with all augmentations."""
     if not (folder / "train.json").exists():
-        write_scattered_digits(folder, NUM_TRAINING_IMAGES, NUM_VALIDATION_IMAGES, 42)
+        write_scattered_digits(folder, 42)
         for split in ("train", "val"):
             merge_into_two_categories(folder / f"{split}.json")
     recipe = SegmentationRecipe(

@@ -86,8 +86,8 @@ def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
 
     A file matches an image if its path equals the image's file_name, or if one of them ends in the other, such as
     0001.jpg and train2017/0001.jpg; backslashes, upper case and percent-encoding may differ. Images without a file are
-    dropped, and listed in `problems`. Raises InputError as `read_annotations` does, and for a folder or tar that cannot
-    be read, for ambiguous matches, and if more than half of the images have no file.
+    dropped, and listed in `problems`. Raises InputError as `read_annotations` does, for a damaged tar, for ambiguous
+    matches, and if more than half of the images have no file.
     """
     parsed = read_annotations(annotations)
     if not images.exists():

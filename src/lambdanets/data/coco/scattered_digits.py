@@ -1,8 +1,6 @@
 """A synthetic detection set in COCO's format that needs no download: scikit-learn's digits at random positions."""
 
-import json
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
@@ -10,7 +8,6 @@ from lambdanets.data.coco.annotations import AnnotatedImage, AnnotationProblems,
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.segmentations import box_and_area, encode_rle
 from lambdanets.data.labeled_images import ImageArray
-from lambdanets.files import atomic_write
 
 CATEGORIES = tuple(Category(3 * digit + 1, str(digit)) for digit in range(10))  # ids with gaps, as in COCO
 SPLITS = ("train", "val")
@@ -24,16 +21,6 @@ _MAX_ATTEMPTS = 40  # random positions that are tried for a digit, until one is 
 def open_digits() -> tuple[AnnotatedImages, AnnotatedImages]:
     """Return the training and validation sets of the data "digits"."""
     return scattered_digits("train", 300, 0), scattered_digits("val", 60, 0)
-
-
-def write_scattered_digits(folder: Path, training: int, validation: int, seed: int) -> None:
-    """Write both splits as train.json, val.json and PNG files in train/ and val/."""
-    for split, count in zip(SPLITS, (training, validation), strict=True):
-        images = scattered_digits(split, count, seed)
-        (folder / split).mkdir(parents=True, exist_ok=True)
-        for index, image in enumerate(images.annotations.images):
-            atomic_write(folder / split / image.name, images.files.file(index)[0])
-        atomic_write(folder / f"{split}.json", json.dumps(images.annotations.to_coco()).encode())
 
 
 def scattered_digits(split: str, count: int, seed: int) -> AnnotatedImages:

@@ -5,14 +5,11 @@ of it pixel by pixel.
 """
 
 import contextlib
-import functools
 from array import array
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from lambdanets.errors import explain_missing_extras
 
 NO_MASK = "annotations dropped: no segmentation, or one without pixels"
 _DAMAGED_POLYGON = (
@@ -96,7 +93,6 @@ def box_and_area(rle: str, height: int, width: int) -> tuple[tuple[float, float,
 
 def _run_lengths(rle: str, height: int, width: int) -> np.ndarray:
     """Return the lengths of the runs of zeros and ones, int64. Raises RuntimeError or ValueError if it is damaged."""
-    masks_api()  # explains missing extras
     from faster_coco_eval.mask_api_new_cpp import toUncompressedRLE
 
     return np.array(toUncompressedRLE([{"size": [height, width], "counts": rle}])[0]["counts"], np.int64)
@@ -116,9 +112,8 @@ def to_cropped_mask(rle: str, height: int, width: int) -> CroppedMask:
     return CroppedMask(top, left, mask)
 
 
-@functools.cache
 def masks_api() -> ModuleType:
-    """Import COCO's functions of masks."""
-    with explain_missing_extras():
-        from faster_coco_eval import mask
+    """Import COCO's functions of masks, which predictions in Python do not need."""
+    from faster_coco_eval import mask
+
     return mask
