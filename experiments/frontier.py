@@ -20,16 +20,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import exported_networks
 import torch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from pages import MACHINES, RESULTS, Script, replace_section
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
-from lambdanets import export
+from lambdanets import create_model, export
 from lambdanets.allocator import keep_freed_memory
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.measurement import peak_bytes
+from lambdanets_lab.export.graphs import fill_zero_norm_weights
 from lambdanets_lab.export.runtimes import RUNTIMES
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.paper_models import PAPER_MODELS
@@ -67,7 +68,12 @@ def all_rows() -> list[Row]:
 
 @functools.cache
 def make_network(model: str, image_size: int) -> nn.Module:
-    return exported_networks.make_network(model, {}, image_size)
+    """Create a network with random weights whose outputs depend on all layers, in evaluation mode."""
+    torch.manual_seed(0)
+    network = create_model(model)
+    fill_zero_norm_weights(network)
+    update_bn([torch.randn(4, 3, image_size, image_size)], network)  # else activations overflow
+    return network.eval()
 
 
 def export_once(row: Row, work: Path) -> Path:
@@ -118,7 +124,7 @@ def measure_group(phase: str, rows: list[Row], work: Path, *, repeats: int, seco
         network = make_network(row.model, 224 if row.family != "DeiT" else row.image_size)
         network.to(memory_format=torch.channels_last).train(phase == "training")
         images = images.contiguous(memory_format=torch.channels_last)
-        run = train_step if phase == "training" else exported_networks.infer
+        run = train_step if phase == "training" else infer
         runs[row.name] = functools.partial(run, network, images)
         runs[row.name]()
         results[row.name]["peak_bytes"] = peak_bytes(runs[row.name], torch.device("cpu"))
@@ -130,6 +136,11 @@ def measure_group(phase: str, rows: list[Row], work: Path, *, repeats: int, seco
     make_network.cache_clear()
     gc.collect()
     return list(results.values())
+
+
+@torch.inference_mode()
+def infer(network: nn.Module, images: Tensor) -> None:
+    network(images)
 
 
 def train_step(network: nn.Module, images: Tensor) -> None:

@@ -29,7 +29,7 @@ def test_model_options_are_merged_into_those_of_the_recipe(two_classes, tmp_path
         "recipe = ClassificationRecipe(model='lambda_resnet20_small', image_size=8, epochs=1, batch_size=8, "
         "model_options={'scope': 7, 'heads': 2})"
     )
-    options = ["--data", str(two_classes), "--model-options", "scope", "5", "content", "False"]
+    options = ["--data", str(two_classes), "--model-options", "scope", "5", "content", "false"]
     assert main(["train", str(file), *options, "--run", str(tmp_path / "run")]) == 0
     recipe = json.loads((tmp_path / "run/recipe.json").read_text())
     assert recipe["model_options"] == {"scope": 5, "heads": 2, "content": False}

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ def read_results(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def write_results(path: Path, content: Mapping[str, Any], packages: Sequence[str] = ()) -> None:
-    """Write a JSON file atomically, with commit, versions, also of other packages, and hardware."""
+def write_results(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically, with commit, versions and hardware."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**content, **provenance(**{name: installed_version(name) for name in packages})})
+    write_json(path, {**content, **provenance()})
 
 
 def installed_version(package: str) -> str | None:

@@ -78,13 +78,12 @@ def time_in_turn(
     *,
     repeats: int,
     seconds: float,
-    unit: float = 1.0,
     on_progress: Callable[[str], Any] = lambda message: None,
 ) -> dict[K, dict[str, float]]:
-    """Time functions interleaved; return median and quartiles of each, in units of seconds, such as 1e-3."""
+    """Time functions interleaved; return median and quartiles of the seconds of each."""
     samples = time_interleaved(runs, repeats=repeats, seconds=seconds, on_progress=on_progress)
     return {
-        name: {key: round(value / unit, 5) for key, value in summarize(times)._asdict().items()}
+        name: {key: round(value, 5) for key, value in summarize(times)._asdict().items()}
         for name, times in samples.items()
     }
 

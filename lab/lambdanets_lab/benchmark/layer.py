@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -74,11 +74,5 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
     builders |= {name: functools.partial(prepare_peer, name) for name in PEERS}
     builders |= {name: functools.partial(prepare_mixer, name) for name in MIXERS}
     sizes = {"shape": shape, "scope": scope, "pass": phase}
-    return Case(sizes, select(builders, options.candidates or DEFAULTS), OURS)
-
-
-def select(
-    builders: Mapping[str, Callable[[], Prepared]], names: Sequence[str] | None
-) -> dict[str, Callable[[], Prepared]]:
-    """Select candidates by name, all if None."""
-    return {name: prepare for name, prepare in builders.items() if not names or name in names}
+    names = options.candidates or DEFAULTS
+    return Case(sizes, {name: prepare for name, prepare in builders.items() if name in names}, OURS)

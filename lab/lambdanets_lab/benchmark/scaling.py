@@ -11,7 +11,6 @@ from torch import Tensor
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.choose import ALGORITHMS, choose
 from lambdanets.ops.position.position_term import make_problem
-from lambdanets_lab.benchmark.layer import select
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Row
 from lambdanets_lab.benchmark.options import Scaling
 from lambdanets_lab.benchmark.peers import Skipped
@@ -96,4 +95,5 @@ def _case(
         name: functools.partial(prepare_algorithm, name) for name in ALGORITHMS
     }
     builders[ATTENTION] = functools.partial(prepare, ATTENTION, attend)
-    return Case(sizes, select(builders, options.candidates))
+    names = options.candidates or NAMES
+    return Case(sizes, {name: prepare for name, prepare in builders.items() if name in names})

@@ -69,8 +69,9 @@ def export(
         image_size: side, or (height, width) of the images; default that of the model card or of the network's
             pretrained_cfg.
         batch_size: images per batch; with dynamic, any number is possible. 1 for detectors.
-        dynamic: export a graph for any batch size and image size; "pt2" and "aoti" may refuse sizes at which a feature
-            map has a side of 1. It is slower: the position term is then always a convolution with the whole table.
+        dynamic: export a graph for any batch size and image size; at sizes at which a feature map has a side of 1,
+            "pt2" and "aoti" may refuse images, and "openvino" pools wrongly if the pool is larger. It is slower: the
+            position term is then always a convolution with the whole table.
         int8: data for post-training quantization of weights and activations to int8; for "onnx", and for "openvino"
             without dynamic. For a classifier, a dataset in a format of `lambdanets train --data`: up to 300 training
             images are the calibration data, and accuracy is measured on the validation split.

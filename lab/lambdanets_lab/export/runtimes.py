@@ -165,7 +165,10 @@ class OpenVino(Runtime):
 
         onnx_path = path.with_suffix(".onnx")
         Onnx().write(program, onnx_path, outputs, metadata)
-        model = openvino.Core().read_model(onnx_path)
+        try:
+            model = openvino.Core().read_model(onnx_path)
+        except RuntimeError as error:  # such as a pool that is larger than its map
+            raise InputError(f"model cannot be converted to OpenVINO: {one_line(error)[:600]}") from error
         onnx_path.unlink()
         for operation in model.get_ops():
             # ONNX's TopK is always stable; OpenVINO's stable one is slow, so only sorts get it

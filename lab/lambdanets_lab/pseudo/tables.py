@@ -139,15 +139,24 @@ def read_selection(folder: Path) -> Selection:
 
 # Each class gets per_class images: every confident row gets `base` copies, and the first `extra` rows one more. Rows
 # are ordered by confidence (only if base is 0), then by the MD5 hash of seed and key. So the result depends only on the
-# rows and the seed, not on files or threads.
-_CANDIDATES = "CREATE TABLE candidates (shard INT, row INT, class INT, score FLOAT, hash UHUGEINT)"
-_ADD = "INSERT INTO candidates SELECT shard, row, class, score, md5_number($seed || ' ' || key) FROM confident"
+# rows and the seed, not on files or threads. Without per_class, every confident row gets one copy.
+_CANDIDATES = "CREATE TABLE candidates (shard INT, row INT, class INT, confidence FLOAT, hash UHUGEINT)"
+_ADD = """
+INSERT INTO candidates SELECT $shard, row, class, confidence, md5_number($seed || ' ' || key)
+FROM labels WHERE confidence >= $confidence::FLOAT
+"""
+_COUNT = """
+CREATE TABLE classes AS
+SELECT class, count(*) AS confident, coalesce($n // count(*), 1) AS base, coalesce($n % count(*), 0) AS extra
+FROM candidates GROUP BY class
+"""
 _RANK = """
 CREATE TABLE copies AS SELECT shard, row, base + (rank <= extra)::INT AS copies
 FROM (
-    SELECT shard, row, class, row_number() OVER (PARTITION BY class ORDER BY score DESC, hash) AS rank FROM candidates
-) JOIN classes USING (class)
-WHERE base > 0 OR rank <= extra ORDER BY shard, row
+    SELECT shard, row, base, extra,
+        row_number() OVER (PARTITION BY class ORDER BY IF(base = 0, confidence, 0) DESC, hash) AS rank
+    FROM candidates JOIN classes USING (class)
+) WHERE base > 0 OR rank <= extra ORDER BY shard, row
 """
 
 
@@ -172,10 +181,8 @@ def select(
     if work.is_started() and (out / SELECTION).is_file():
         return read_selection(out)
     with work.open():
-        rows, confident = _count(folder, labels, confidence)
         with _open_database(out / ".duckdb.unfinished") as database:
-            if per_class is not None:
-                _rank(database, folder, labels, confident, criteria)
+            rows, confident = _rank(database, folder, labels, criteria)
             write_json(out / _CRITERIA, criteria)
             kept, shards = 0, {}
             for number, name in enumerate(track(labels.shards, "selecting", len(labels.shards), "tables")):
@@ -183,7 +190,9 @@ def select(
                 path = out / f"{name}.parquet"
                 if not path.is_file():
                     table = read_table(folder / path.name)
-                    copies = _copies(database, number, table["confidence"].to_numpy(), criteria)
+                    found = database.execute("SELECT row, copies FROM copies WHERE shard = $1", [number]).fetchnumpy()
+                    copies = np.zeros(len(table), np.int32)
+                    copies[found["row"]] = found["copies"]
                     _write(path, table.append_column("copies", [copies]).filter(pa.array(copies > 0)))
                 written = read_table(path, ["copies"])["copies"]
                 kept, shards[name] = kept + len(written), pc.sum(written).as_py() or 0
@@ -200,21 +209,6 @@ def select(
 def _read_criteria(out: Path) -> dict[str, Any] | None:
     path = out / _CRITERIA
     return read_json(path, dict[str, Any], "choose another folder") if path.is_file() else None
-
-
-def _count(folder: Path, labels: Labels, confidence: float) -> tuple[int, np.ndarray]:
-    """Return the number of rows, and that of confident rows of each class. Raises InputError if there are none."""
-    rows, confident, highest = 0, np.zeros(len(labels.classes), np.int64), 0.0
-    for name in labels.shards:
-        check_signals()
-        table = read_table(folder / f"{name}.parquet", ["class", "confidence"])
-        classes, values = table["class"].to_numpy(), table["confidence"].to_numpy()
-        confident += np.bincount(classes[values >= np.float32(confidence)], minlength=len(confident))
-        rows, highest = rows + len(table), max(highest, float(values.max(initial=0)))
-    if not confident.any():
-        maximum = f"{highest:.4g}, the maximum of {rows} rows in {folder}"
-        raise InputError(f"confidence must be at most {maximum}, got {confidence:g}")
-    return rows, confident
 
 
 @contextmanager
@@ -234,31 +228,26 @@ def _open_database(spill: Path) -> "Iterator[duckdb.DuckDBPyConnection]":
 
 
 def _rank(
-    database: "duckdb.DuckDBPyConnection", folder: Path, labels: Labels, confident: np.ndarray, criteria: dict[str, Any]
-) -> None:
-    """Write the table `copies` with the number of copies of each selected row, by shard."""
-    base, extra = np.divmod(criteria["per_class"], np.maximum(confident, 1))
+    database: "duckdb.DuckDBPyConnection", folder: Path, labels: Labels, criteria: dict[str, Any]
+) -> tuple[int, np.ndarray]:
+    """Write the table `copies` with the number of copies of each selected row, by shard.
+
+    Returns the number of rows, and that of confident rows of each class. Raises InputError if no row is confident.
+    """
     database.execute(_CANDIDATES)
-    database.register("classes", pa.table({"class": np.arange(len(confident)), "base": base, "extra": extra}))
+    rows, highest = 0, 0.0
     for number, name in enumerate(labels.shards):
         check_signals()
         table = read_table(folder / f"{name}.parquet", ["key", "class", "confidence"])
-        confidence = table["confidence"].to_numpy()
-        rows = np.flatnonzero(confidence >= np.float32(criteria["confidence"]))
-        score = np.where(base[table["class"].to_numpy()] == 0, confidence, 0)[rows]
-        found = table.select(["key", "class"]).take(rows).append_column("row", [rows]).append_column("score", [score])
-        database.register("confident", found.append_column("shard", [np.full(len(rows), number)]))
-        database.execute(_ADD, {"seed": criteria["seed"]})
+        rows, highest = rows + len(table), max(highest, pc.max(table["confidence"]).as_py() or 0.0)
+        database.register("labels", table.append_column("row", [np.arange(len(table))]))
+        database.execute(_ADD, {"shard": number, "seed": criteria["seed"], "confidence": criteria["confidence"]})
+    database.execute(_COUNT, {"n": criteria["per_class"]})
+    counts = database.execute("SELECT class, confident FROM classes").fetchnumpy()
+    if not len(counts["class"]):
+        maximum = f"{highest:.4g}, the maximum of {rows} rows in {folder}"
+        raise InputError(f"confidence must be at most {maximum}, got {criteria['confidence']:g}")
     database.execute(_RANK)
-
-
-def _copies(
-    database: "duckdb.DuckDBPyConnection", shard: int, confidence: np.ndarray, criteria: dict[str, Any]
-) -> np.ndarray:
-    """Return the number of copies of each row of a shard, int32 (n,)."""
-    if criteria["per_class"] is None:
-        return (confidence >= np.float32(criteria["confidence"])).astype(np.int32)
-    ranked = database.execute("SELECT row, copies FROM copies WHERE shard = $1", [shard]).fetchnumpy()
-    copies = np.zeros(len(confidence), np.int32)
-    copies[ranked["row"]] = ranked["copies"]
-    return copies
+    confident = np.zeros(len(labels.classes), np.int64)
+    confident[counts["class"]] = counts["confident"]
+    return rows, confident

@@ -183,6 +183,6 @@ def _convert(words: Any, name: str, kind: Any) -> Any:
 
 def _literal(word: str) -> Any:
     try:
-        return ast.literal_eval(word)
+        return ast.literal_eval(word.title() if word in ("true", "false") else word)
     except (ValueError, SyntaxError):
         return word

@@ -99,6 +99,12 @@ class NotExportable(nn.Module):
         (lambda network: 3, "m.onnx", {}, "model must be a classifier, a detector or a network, got int"),
         (lambda network: nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
         (lambda network: NotExportable(), "m.onnx", {"image_size": 8}, "cannot be exported by torch.export"),
+        (
+            lambda network: nn.Sequential(nn.Conv2d(3, 3, 1), nn.AvgPool2d(2, ceil_mode=True)),
+            "m.xml",
+            {"to": "openvino", "image_size": 1},
+            "cannot be converted to OpenVINO: .*AveragePool",
+        ),
     ],
 )
 def test_invalid_arguments_are_one_line_errors_without_a_file(make_model, name, options, message, network, tmp_path):

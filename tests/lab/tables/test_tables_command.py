@@ -10,6 +10,7 @@ from PIL import Image
 from commands import error_lines
 from lambdanets.cli import main
 from lambdanets_lab.tables import paper
+from lambdanets_lab.tables.measured import values_by_cell
 from lambdanets_lab.tables.paper import NUMBERS, select_numbers
 from lambdanets_lab.tables.plots import draw
 from lambdanets_lab.tables.verdicts import MATCH, NOT_REPRODUCIBLE, compare, summary
@@ -78,6 +79,13 @@ def test_rejects_invalid_options(capsys, tmp_path, monkeypatch, arguments, messa
     (error,) = error_lines(capsys, "tables", *arguments)
     assert message in error
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_ratio_to_a_noisy_baseline_is_marked_as_noisy():
+    seconds = {"lambda layer": [1.0, 2.0, 9.0, 9.0], "lambda layer k=8": [1.0, 1.0, 1.0]}
+    rows = [{"sizes": {"table": "4", "pass": "inference"}, "candidate": n, "seconds": s} for n, s in seconds.items()]
+    measured = values_by_cell({"options": {"batch_size": 1, "image_size": None}, "rows": rows})
+    assert measured["4", "lambda layer k=8", "throughput"][1].endswith(", noisy")
 
 
 @pytest.mark.figures
