@@ -31,6 +31,13 @@ def test_lines_show_count_speed_remaining_time_and_a_note(frequent_lines, capsys
     assert re.search(pattern, output, flags=re.MULTILINE), output
 
 
+def test_the_speed_of_a_slow_loop_is_in_seconds(frequent_lines, capsys):
+    with Progress("slides", 2, "images") as bar:
+        time.sleep(1.1)
+        bar.update()
+    assert re.search(r"images, +\d+\.\d\d s/images, ", capsys.readouterr().err)
+
+
 def test_a_terminal_shows_one_line_that_changes(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with Progress("shards", 10, "images") as line:

@@ -249,7 +249,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     for path in paths:
         shard, images = inspect_tar(path)
         if not images:
-            raise InputError(f"{path} must have images, got none")
+            raise InputError(f"{path} must have images KEY.SUFFIX, without dots in KEY, got none")
         splits["validation" if roles[path] in (VALIDATION, TEST) else "train"].append(shard)
         for name, content in images:
             label = parse_class(content)

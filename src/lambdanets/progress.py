@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -38,6 +38,11 @@ class Progress(tqdm):
             leave=False,
             dynamic_ncols=True,
         )
+
+    @staticmethod
+    def format_meter(*args: Any, **options: Any) -> str:
+        """Format the line; of slow loops, tqdm writes "2.00s/ images"."""
+        return tqdm.format_meter(*args, **options).replace("s/ ", " s/", 1)
 
     def note(self, note: str, label: str = "") -> None:
         """Set a text about the current item, and a label. Raises KeyboardInterrupt if a signal has arrived."""

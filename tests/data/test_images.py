@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, PngImagePlugin
 
 from lambdanets.data.image_search import find_images
 from lambdanets.data.images import UnreadableImage, read_file, read_image
@@ -36,6 +36,16 @@ def test_the_first_frame_of_an_animation_is_read(tmp_path: Path, suffix: str) ->
     frames = [Image.new("L", (4, 4), 10), Image.new("L", (4, 4), 200)]
     image = read_image(save(tmp_path / f"a.{suffix}", frames[0], save_all=True, append_images=frames[1:]))
     assert abs(image.convert("L").getpixel((0, 0)) - 10) <= 1
+
+
+@pytest.mark.parametrize("name", ["icc_profile", "pnginfo"])
+def test_a_png_with_a_large_profile_or_text_is_read(tmp_path: Path, name: str) -> None:
+    text = PngImagePlugin.PngInfo()
+    text.add_text("workflow", " " * 3_000_000, zip=True)
+    metadata = {"icc_profile": bytes(3_000_000), "pnginfo": text}[name]
+    image = make_gradient()
+    read = read_image(save(tmp_path / "a.png", image, **{name: metadata}))
+    assert read.tobytes() == image.tobytes()
 
 
 def truncated(image_format: str, size: int) -> bytes:

@@ -26,7 +26,7 @@ def test_rejects_weights_of_another_architecture(model, tmp_path):
     assert "2 (fc.bias (3,), layer4.0.conv2.embedding.table (15, 15, 16)) only in the model" in str(error.value)
 
 
-PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "module._orig_mod.", "model.net.", "timm_model.")
+PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "backbone.", "module._orig_mod.", "model.net.", "timm.", "")
 WRAPPERS = {
     "no": lambda state: state,
     "state_dict": lambda state: {"state_dict": state, "best": np.float32(0.5), "args": argparse.Namespace(lr=1)},
@@ -34,6 +34,7 @@ WRAPPERS = {
     "EMA": lambda state: {"model": {name: torch.zeros_like(x) for name, x in state.items()}, "model_ema": state},
     "student and teacher": lambda state: {"teacher": {f"backbone.{name}": x for name, x in state.items()}, "epoch": 1},
     "loss and metric": lambda state: {"state_dict": {**state, "loss.weight": torch.ones(3), "top1.tp": torch.ones(1)}},
+    "no counters": lambda state: {name: x for name, x in state.items() if not name.endswith("tracked")},
     "compiled stage": lambda state: {name.replace("layer1.", "layer1._orig_mod."): x for name, x in state.items()},
 }
 

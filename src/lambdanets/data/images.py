@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
 
 from lambdanets.data.pixels import convert_image, rotate, to_image
 from lambdanets.data.tars import TarMember
@@ -29,6 +29,8 @@ _TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 # Large images are either read or raise an error, and damaged metadata do not change pixels.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+# Color profiles and texts of PNG files may have 64 MB, Pillow's limit for all of them, instead of 1 MB each.
+PngImagePlugin.MAX_TEXT_CHUNK = max(PngImagePlugin.MAX_TEXT_CHUNK, PngImagePlugin.MAX_TEXT_MEMORY)
 
 
 class UnreadableImage(InputError):  # noqa: N818 - it describes the image

@@ -1,6 +1,7 @@
 """Position embedding modules, which are passed to layers. Several layers may share one."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,13 @@ class EmbeddingTable(Layer):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert the table as a matrix: `to(memory_format=...)` takes tensors with 4 or 5 axes for maps.
+
+        The first axis stays, since FSDP shards it.
+        """
+        return super()._apply(lambda table: fn(table.flatten(1)).view(table.shape), recurse)
 
     def extra_repr(self) -> str:
         return " x ".join(str(side) for side in self.table.shape)

@@ -175,14 +175,15 @@ def match_names(weights: dict[str, Tensor], names: Collection[str], source: str)
 def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:
     """Load a state dict into a model; all names and shapes must match, except as `match_names` says.
 
+    As in PyTorch, counters of batches may be missing, which old versions and other frameworks do not have.
+
     source: name of the file or model that the weights come from, for messages.
 
     Raises InputError, and leaves the model unchanged, if names or shapes differ, with a list of them, or if weights are
     NaN or inf where those of the model are finite; a mask may contain -inf.
     """
     state = model.state_dict()
-    weights = match_names(weights, state, source)
-    _check_shapes(state, weights, source)
+    weights = _fit(state, weights, source)
     for name, current in state.items():
         loaded = weights[name].to(current.dtype)
         if not loaded.isfinite().all() and current.isfinite().all():
@@ -198,22 +199,24 @@ def build_with_weights(build: Callable[[], Network], weights: dict[str, Tensor],
     """
     with torch.device("meta"):
         state = build().state_dict()
-    weights = match_names(weights, state, source)
-    _check_shapes(state, weights, source)
+    weights = _fit(state, weights, source)
     with torch.device("cpu"):
         model = build().float()
     load_tensors(model, weights, source)
     return model
 
 
-def _check_shapes(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], source: str) -> None:
-    """Raise InputError unless names and shapes are the same."""
+def _fit(state: Mapping[str, Tensor], weights: dict[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return weights with the names of a state dict. Raises InputError if names or shapes are not the same."""
+    counters = {name: torch.tensor(0) for name in state if name.endswith("num_batches_tracked")}
+    weights = counters | match_names(weights, state, source)
     ours, theirs = ({f"{name} {(*tensor.shape,)}" for name, tensor in each.items()} for each in (state, weights))
     if ours != theirs:
         raise InputError(
             f"{source} contains weights of another architecture: {_shortened(theirs - ours)} only in the file, "
             f"{_shortened(ours - theirs)} only in the model"
         )
+    return weights
 
 
 def _shortened(names: set[str], limit: int = 8) -> str:

@@ -117,6 +117,21 @@ def test_a_file_of_mostly_invalid_annotations_is_refused(tmp_path: Path, invalid
         read(tmp_path, annotation(1), annotation(2, **invalid), annotation(3, **invalid))
 
 
+def test_a_group_of_categories_without_annotations_is_dropped(tmp_path: Path) -> None:
+    instances = content(annotation(1), annotation(2))
+    instances["categories"] = [{"id": 0, "name": "seven", "supercategory": "none"}]  # as Roboflow writes
+    instances["categories"] += [each | {"supercategory": "seven"} for each in content()["categories"]]
+    path = tmp_path / "a.json"
+    parsed = read_annotations(write(path, instances))
+    assert parsed.to_coco()["categories"] == [{"id": 3, "name": "three"}, {"id": 7, "name": "seven"}]
+    (line,) = parsed.problems.lines()
+    assert line.startswith("1 categories dropped")
+    assert parsed.problems.left_out == {"categories": 1}
+    instances["annotations"][1]["category_id"] = 0  # then it is not only a group
+    with pytest.raises(InputError, match="categories with different name, got several seven"):
+        read_annotations(write(path, instances))
+
+
 @pytest.mark.parametrize("key", ["category_id", "image_id"])
 @pytest.mark.parametrize(("ids", "advice"), [((0, 1, 2, 1), "add 1 to"), ((2, 3, 4), "subtract 1 from")])
 def test_ids_that_count_from_0_instead_of_1_are_refused(
@@ -158,6 +173,7 @@ VALID = json.dumps(content(annotation(1))).encode()
         (changed("images", 1, id=1), "images with different id, got several 1"),
         (changed("images", 1, file_name="1.png"), r"images with different name, got several 1\.png"),
         (changed("categories", 1, id=7), "categories with different id, got several 7"),
+        (changed("categories", 1, name="seven"), "categories with different name, got several seven"),
     ],
 )
 def test_rejects_invalid_coco_instances_with_a_one_line_message(tmp_path: Path, file: Any, message: str) -> None:

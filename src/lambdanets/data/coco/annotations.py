@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 _MAX_DIFFERENCE = 2  # pixels, from rounding and tracing, between the sides of a box and of its mask
 _UNKNOWN_IMAGE = "annotations dropped: no image has their image_id"
 _UNKNOWN_CATEGORY = "annotations dropped: no category has their category_id"
+_GROUP = "categories dropped: they have no annotations, and are the supercategory of others"
 _BOX = "boxes replaced by those of the masks, from which they differ"
 
 
@@ -142,9 +144,14 @@ class _Entry:
     segmentation: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class _CategoryEntry(Category):
+    supercategory: Any = None
+
+
 @dataclass(slots=True)
 class _File:
-    categories: Annotated[list[Category], Field(min_length=1)]
+    categories: Annotated[list[_CategoryEntry], Field(min_length=1)]
     images: Annotated[list[AnnotatedImage], Field(min_length=1)]
     annotations: list[_Entry]
 
@@ -153,8 +160,9 @@ def read_annotations(path: Path) -> Annotations:
     """Read a COCO instances file (images, annotations, categories), without opening image files.
 
     Ids may be any integers; iscrowd and area are optional. Annotations without a valid mask, image or category are
-    dropped, and boxes that contradict their masks are replaced; both are listed in `problems`. Raises InputError for a
-    file that is truncated or not in this format, for duplicate ids or file names of images and categories, for a file
+    dropped, and boxes that contradict their masks are replaced. A category without annotations that is the
+    supercategory of others is dropped, too: Roboflow writes one. All are listed in `problems`. Raises InputError for a
+    file that is truncated or not in this format, for duplicate ids or names of images and categories, for a file
     without images or categories, for shifted ids of categories or images, and if more than half of the annotations are
     invalid.
 
@@ -171,17 +179,22 @@ def parse_annotations(encoded: bytes, path: Path) -> Annotations:
         decoded = json.loads(encoded.decode("utf-8-sig"), object_hook=pack_polygons)
         # not strict, because pandas writes integers with missing values as floats
         content: _File = adapter(_File).validate_python(decoded)
-    for section, key in (("categories", "id"), ("images", "id"), ("images", "name")):
+    used = {entry.category_id for entry in content.annotations}
+    parents = [(entry.supercategory, entry.id) for entry in content.categories]
+    unused = [entry for entry in content.categories if entry.id not in used]
+    groups = [entry.id for entry in unused if any(entry.name == name and entry.id != child for name, child in parents)]
+    content.categories = [entry for entry in content.categories if entry.id not in groups]
+    for section, key in product(("categories", "images"), ("id", "name")):
         counts = Counter(getattr(entry, key) for entry in getattr(content, section))
         if duplicates := [value for value, count in counts.items() if count > 1]:
             raise InputError(f"'{path}' must have {section} with different {key}, got several {first_few(duplicates)}")
-    categories = sorted(content.categories, key=lambda category: category.id)
+    categories = [Category(entry.id, entry.name) for entry in sorted(content.categories, key=lambda entry: entry.id)]
     indices = {category.id: index for index, category in enumerate(categories)}
     images = {image.id: image for image in sorted(content.images, key=lambda image: image.id)}
-    _check_not_shifted("category_id", {entry.category_id for entry in content.annotations}, indices.keys(), path)
+    _check_not_shifted("category_id", used, indices.keys(), path)
     _check_not_shifted("image_id", {entry.image_id for entry in content.annotations}, images.keys(), path)
     objects: dict[int, list[Object]] = {image_id: [] for image_id in images}
-    problems = AnnotationProblems()
+    problems = AnnotationProblems({_GROUP: groups} if groups else {})
     for entry in content.annotations:
         try:
             obj, problem = _read_object(entry, indices, images)
