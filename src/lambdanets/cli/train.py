@@ -149,10 +149,8 @@ def _train(name: str, options: TrainOptions, recipe: Any, folder: Path, world_si
     if options.quicktest:
         if world_size > 1:
             raise InputError("--quicktest needs one process; remove --quicktest or --devices")
-        data = folder.absolute().with_name(f"{folder.absolute().name}-data")
-        if folder.exists() and not data.exists():
-            raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
-        recipe = task_class(recipe).quicktest(recipe, data)
+        path = folder.absolute()
+        recipe = task_class(recipe).quicktest(recipe, path.with_name(f"{path.name}-data"))
     file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
         start = run.resume if options.resume is not None else run.start

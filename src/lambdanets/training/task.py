@@ -56,10 +56,9 @@ class Task(ABC):
     def quicktest(cls, recipe: Any, folder: Path) -> Any:
         """Return a recipe that trains in less than a minute on two CPU cores, for --quicktest.
 
-        Here it gets few epochs and a small batch; each task adds few and small images, which it may write into the
+        Here it gets few epochs and a small batch; each task adds few and small images, which it may write into a new
         folder. Augmentation, schedule, EMA, precision, hold-out and early stopping stay those of the recipe.
         """
-        folder.mkdir(parents=True, exist_ok=True)  # shows that the run is a quicktest
         batch_size = 4
         return replace(
             recipe,
