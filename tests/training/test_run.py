@@ -134,7 +134,7 @@ def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_
         (two_classes / "dark").rename(two_classes / "zebra")
     else:
         (two_classes / "dark/new.png").write_bytes(image)
-    with pytest.raises(ValueError, match=r"data has changed since|the classes of the data have changed"):
+    with pytest.raises(ValueError, match="data has changed since"):
         run.resume(folder)
 
 

@@ -38,7 +38,7 @@ class Task(ABC):
     test: Any = None  # if there is one, the trained model is evaluated on it, and not on `validation`
     classes: tuple[str, ...]
     source: str  # description of the data, for messages
-    fingerprint: str  # hash of the data: file names and labels
+    fingerprint: str  # hash of the data: classes, file names and labels
     left_out: Mapping[str, int] = MappingProxyType({})  # number of files or annotations that are not used, by reason
     findings: Mapping[str, Any] = MappingProxyType({})  # `AnnotationProblems` by set, printed and in findings.json
     patience: int | None = None  # epochs without improvement until early stopping
