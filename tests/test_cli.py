@@ -91,6 +91,11 @@ def test_rejects_resuming_with_other_options_and_folders(arguments, message, qui
     assert message in fail(capsys, "train", *arguments.split())
 
 
+def test_failed_quicktest_leaves_no_folder(tmp_path, capsys):
+    fail(capsys, "train", "scattered_digits", "--quicktest", "--weights", "missing", "--run", tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("recipe", ["scattered_digits", "digit_masks"])
 def test_quicktest_prints_the_scores_and_the_same_when_resumed(recipe, tmp_path, capsys):
     succeed("train", recipe, "--quicktest", "--run", tmp_path / "run")

@@ -153,7 +153,7 @@ class KeywordTask(Task):
         self.training = Recordings(recipe.training_recordings, seed=0)
         self.validation = Recordings(100, seed=1)
         self.classes, self.source = tuple(KEYWORDS), "synthetic tones"
-        self.fingerprint = f"tones {recipe.training_recordings}"  # of files: a hash of their names and labels
+        self.fingerprint = f"tones {recipe.training_recordings}"  # of files: a hash of classes, names and labels
 
     @classmethod
     def quicktest(cls, recipe: KeywordRecipe, folder: Path) -> KeywordRecipe:

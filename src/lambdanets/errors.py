@@ -50,7 +50,8 @@ def describe_failure(error: Exception) -> str | None:
             return f"{os.fsdecode(error.filename)}: {error.strerror}"
         return error.strerror if errno.errorcode.get(error.errno or 0) in _MACHINE_ERRORS else None
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
-        return "a data loading worker was killed, probably because memory ran out; use fewer --workers"
+        memory = "memory, or in a container /dev/shm,"
+        return f"a data loading worker was killed, probably because {memory} ran out; use fewer --workers"
     if _is_lost_connection(error):
         return f"connection to another rank was lost: {one_line(error)[:200]}"
     if is_out_of_memory(error):

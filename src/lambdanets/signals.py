@@ -1,4 +1,5 @@
-"""Signal handling of the command line: SIGINT, SIGTERM and SIGHUP end a command with exit code 130.
+"""Signal handling of the command line: SIGINT, SIGTERM, SIGHUP, and SIGUSR1 and SIGUSR2, which schedulers are told
+to send, end a command with exit code 130.
 
 Outside of `uninterrupted` blocks, at once. Within them, the block ends where it calls `check_signals`, between two
 images or steps, so that what it is writing is complete; a second SIGINT ends the process at once. Only the command line
@@ -19,7 +20,8 @@ from lambdanets.terminal import echo
 
 Handler = Callable[[int, FrameType | None], None]
 EXIT_CODE = 130
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # Windows has only the first two
+SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 # Only the main thread handles signals.
 _depth = 0  # of the nested `uninterrupted` blocks that it is in

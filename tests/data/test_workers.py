@@ -62,3 +62,14 @@ def test_hanging_workers_exit_after_their_parent_is_killed(monkeypatch: pytest.M
     parent.join()
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
+
+
+@pytest.mark.forks
+def test_a_batch_that_a_worker_cannot_send_ends_the_iteration(capfd: pytest.CaptureFixture[str]) -> None:
+    def load(images: Any, index: int) -> Any:
+        return lambda: index, 0  # pickle refuses it, as a full /dev/shm does tensors
+
+    batches = batches_module.Batches(images(4), load, batch_size=2, training=True, workers=1)
+    with batches, pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
+        list(batches)
+    assert "a data loading worker cannot send a batch: Can't " in capfd.readouterr().err

@@ -140,21 +140,24 @@ def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path):
     assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in expected_rows]
 
 
-def train_command_on_rank(rank: int, folder: Path) -> tuple[int, str]:
+def train_command_on_rank(rank: int, recipe: str, folder: Path) -> tuple[int, str]:
     """Run a training command on one of two ranks; return its exit code and stderr."""
     become_rank(rank)
     with contextlib.redirect_stderr(io.StringIO()) as output:
-        return main(["train", "digits", "--run", str(folder)]), output.getvalue()
+        return main(["train", recipe, "--run", str(folder)]), output.getvalue()
 
 
 @pytest.mark.forks
-def test_input_error_of_two_ranks_is_printed_once(tmp_path):
+@pytest.mark.parametrize(
+    ("recipe", "message"), [("digits", "thesis is not empty, it has thesis.tex;"), ("objects", "data must be given;")]
+)
+def test_input_error_of_two_ranks_is_printed_once(recipe, message, tmp_path):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "thesis.tex").write_text("years of work")
-    first, second = run_on_two_ranks(lambda rank: train_command_on_rank(rank, folder), tmp_path)
+    first, second = run_on_two_ranks(lambda rank: train_command_on_rank(rank, recipe, folder), tmp_path)
     assert first[0] == 2
-    assert "thesis is not empty, it has thesis.tex; choose another folder" in first[1]
+    assert message in first[1]
     assert second == (2, "")
 
 

@@ -86,3 +86,9 @@ def test_annotation_files_require_images_and_validation_data():
             replace(recipe, **{missing: None})
     with pytest.raises(InputError, match=r"^images must be given"):
         resolve_recipe(recipe)
+
+
+def test_a_started_run_keeps_its_precision_on_another_machine(tmp_path):
+    write_recipe(replace(DIGITS, precision="bf16-mixed"), tmp_path / "recipe.json")
+    assert resolve_recipe(DIGITS, tmp_path).precision == "bf16-mixed"
+    assert resolve_recipe(replace(DIGITS, precision="32-true"), tmp_path).precision == "32-true"

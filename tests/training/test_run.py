@@ -41,7 +41,7 @@ def test_interrupted_run_on_shards_resumes_bit_identically(quick, shards, tmp_pa
 def test_run_stopped_by_a_signal_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch):
     folder = tmp_path / "stopped"
     # the run has saved the step of the signal, unless it is the last one of an epoch
-    for step, signum, saved in ((0, signal.SIGINT, 1), (4, signal.SIGTERM, 5), (8, signal.SIGINT, 6)):
+    for step, signum, saved in ((0, signal.SIGINT, 1), (4, signal.SIGTERM, 5), (8, signal.SIGUSR1, 6)):
         with monkeypatch.context() as patch:
             at_step(patch, step, lambda signum=signum: os.kill(os.getpid(), signum))
             with pytest.raises(Interrupted):
@@ -134,7 +134,7 @@ def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_
         (two_classes / "dark").rename(two_classes / "zebra")
     else:
         (two_classes / "dark/new.png").write_bytes(image)
-    with pytest.raises(ValueError, match=r"data has changed since|the classes of the data have changed"):
+    with pytest.raises(ValueError, match="data has changed since"):
         run.resume(folder)
 
 

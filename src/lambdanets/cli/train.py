@@ -22,7 +22,7 @@ from lambdanets.records import record
 from lambdanets.registry import TASKS
 from lambdanets.signals import uninterrupted
 from lambdanets.terminal import echo
-from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
+from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_run_recipe, task_class
 
 
 @record
@@ -52,10 +52,12 @@ def main(arguments: list[str]) -> int:
     with explain_missing_extras(TASKS[recipe.task].extra):
         from lambdanets.training import distributed
 
+        world = distributed.get_world()
+        if options.quicktest and max(options.devices or 1, world.world_size) > 1:
+            raise InputError("--quicktest needs one process; remove --quicktest or --devices")
         if options.devices is not None and not distributed.is_torchelastic_launched():
             run_option = ["--run", str(folder)] if folder == default else []
             return distributed.launch(options.devices, ["train", *arguments, *run_option])
-        world = distributed.get_world()
         if options.dry_run:
             from lambdanets.training.run import dry_run
 
@@ -65,7 +67,7 @@ def main(arguments: list[str]) -> int:
             return 0
         if world.world_size > 1 and folder == default:
             raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
-        result = _train(name, options, recipe, folder, world.world_size)
+        result = _train(name, options, recipe, folder)
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
         echo(
@@ -109,6 +111,8 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
             options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
     if options.resume is not None and ((has_recipe and not name.endswith(".py")) or options.run is not None):
         raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
+    if options.resume is not None and stored is None:
+        read_run_recipe(options.resume)  # raises the error
     return name, options, requested
 
 
@@ -139,24 +143,19 @@ def _stored_recipe(arguments: list[str]) -> TrainingRecipe | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--resume", type=Path, nargs="?")  # `parse_all` reports a missing value
     folder = parser.parse_known_args(arguments)[0].resume
-    return read_recipe(folder / RECIPE) if folder and (folder / RECIPE).is_file() else None
+    return read_run_recipe(folder) if folder and (folder / RECIPE).is_file() else None
 
 
-def _train(name: str, options: TrainOptions, recipe: Any, folder: Path, world_size: int) -> dict[str, Any]:
+def _train(name: str, options: TrainOptions, recipe: Any, folder: Path) -> dict[str, Any]:
     """Train, and return the result; {} on ranks other than 0."""
     from lambdanets.training import run
 
     if options.quicktest:
-        if world_size > 1:
-            raise InputError("--quicktest needs one process; remove --quicktest or --devices")
-        data = folder.absolute().with_name(f"{folder.absolute().name}-data")
-        if folder.exists() and not data.exists():
-            raise InputError(f"{folder} exists and is not from --quicktest; choose another folder")
-        recipe = task_class(recipe).quicktest(recipe, data)
+        path = folder.absolute()
+        recipe = task_class(recipe).quicktest(recipe, path.with_name(f"{path.name}-data"))
     file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
     with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
-        start = run.resume if options.resume is not None else run.start
-        return start(folder=folder, recipe=recipe)
+        return run.start(recipe, folder)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,10 @@
 """A DataLoader whose order and augmentation depend only on the seed, and which can resume within an epoch."""
 
+import multiprocessing.queues
+import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +19,9 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.order import BatchSlice, Order, derive_seeds
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 from lambdanets.signals import SIGNALS, exit_with_parent
+from lambdanets.terminal import echo
 
 _KILL_AFTER = 3.0  # seconds after which workers that have not exited are killed
 
@@ -257,3 +261,10 @@ def _init_worker(worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     exit_with_parent()  # PyTorch checks the parent only between batches, not while a worker hangs in an image
+    # a thread sends the batches; by default it drops those that fail, for which the training process would wait forever
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_exit_worker)  # type: ignore[attr-defined]
+
+
+def _exit_worker(error: Exception, batch: object) -> None:
+    echo(f"a data loading worker cannot send a batch: {one_line(error)}", file=sys.stderr)
+    os._exit(1)

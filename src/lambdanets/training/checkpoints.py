@@ -191,15 +191,12 @@ def check_resumable(path: Path, task: Task) -> None:
     recipe, advice = task.recipe, _advice(path)
     try:
         tensors, state = read_weights(path)
-        card = read_card(path, state)
-        saved = type(recipe).from_fields(card.recipe, str(path))
+        saved = type(recipe).from_fields(read_card(path, state).recipe, str(path))
         saved_fingerprint = state["callbacks"]["KeepLast"]["data"]
     except (InputError, KeyError, TypeError) as error:
         raise InputError(f"{path} must be a checkpoint of a run: {one_line(error)}; {advice}") from error
     if saved.without_changeable_fields() != recipe.without_changeable_fields():
         raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
-    if card.classes != task.classes:
-        raise InputError(f"the classes of the data have changed since the run started; start a new run, or {advice}")
     if saved_fingerprint != task.fingerprint:
         raise InputError("the data has changed since the run started (images, file names or classes); start a new run")
     load_tensors(task.model, tensors, str(path))

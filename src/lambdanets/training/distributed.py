@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from lambdanets.errors import InputError, RankZeroFailed
-from lambdanets.signals import EXIT_CODE
+from lambdanets.signals import EXIT_CODE, SIGNALS
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -61,9 +61,10 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     # otherwise torchrun would give each process one thread
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    options = ["--standalone", f"--nproc-per-node={num_processes}", "-m", "--", "lambdanets"]
+    signals = ",".join(each.name for each in SIGNALS)
+    options = ["--standalone", f"--nproc-per-node={num_processes}", f"--signals-to-handle={signals}", "-m", "--"]
     try:
-        torchrun.run(torchrun.parse_args([*options, *arguments]))
+        torchrun.run(torchrun.parse_args([*options, "lambdanets", *arguments]))
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         return code if code > 0 else 1  # negative for a signal

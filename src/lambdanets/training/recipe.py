@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lambdanets.errors import InputError
+from lambdanets.files import RECIPE
 from lambdanets.inference.model_card import Architecture
 from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error, write_json
 from lambdanets.registry import TASKS, find, task_entry
@@ -135,3 +136,11 @@ def read_recipe(path: Path) -> TrainingRecipe:
     if (entry := task_entry(fields.get("task"))) is None:
         raise InputError(f"task in {path} must be one of {', '.join(TASKS)}, got {fields.get('task')!r}")
     return find(entry.recipe).from_fields(fields, str(path))
+
+
+def read_run_recipe(folder: Path) -> TrainingRecipe:
+    """Read the recipe of a run. Raises InputError if the folder is not a run folder."""
+    if not (folder / RECIPE).is_file():
+        got = f"one without {RECIPE}" if folder.exists() else "none of this name"
+        raise InputError(f"{folder} must be a run folder, got {got}")
+    return read_recipe(folder / RECIPE)

@@ -27,7 +27,7 @@ from lambdanets.training.distributed import World, broadcast_from_rank_zero, pro
 from lambdanets.training.initial_weights import build_model, identify_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
-from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class, write_recipe
+from lambdanets.training.recipe import TrainingRecipe, read_recipe, read_run_recipe, task_class, write_recipe
 from lambdanets.training.report import RESULT, finish, read_result, write_findings
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
@@ -52,8 +52,8 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     """
     if encode_utf8(str(folder)).decode() != str(folder):
         raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
-    recipe = resolve_recipe(recipe)
     with process_group() as world, ExitStack() as stack:
+        recipe = broadcast_from_rank_zero(lambda: resolve_recipe(recipe, folder))
         run_folder = _run_folder(folder, recipe)
         broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
         if not broadcast_from_rank_zero((folder / RESULT).is_file):  # else the folder may be read-only
@@ -71,24 +71,19 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         return result
 
 
-def resume(folder: Path, recipe: TrainingRecipe | None = None) -> dict[str, Any]:
+def resume(folder: Path) -> dict[str, Any]:
     """Resume an unfinished run from its last checkpoint and return the result, that of an uninterrupted run.
 
-    recipe: the run's recipe with other values of `CHANGEABLE` fields, such as the path of moved data.
-
-    Raises InputError if the folder is not a run folder or has a run of another recipe, if a file is damaged or if the
-    data has changed, and InUseError if another process trains in the folder.
+    Raises InputError if the folder is not a run folder, if a file is damaged or if the data has changed, and
+    InUseError if another process trains in the folder.
     """
-    if not (folder / RECIPE).is_file():
-        got = f"one without {RECIPE}" if folder.exists() else "none of this name"
-        raise InputError(f"{folder} must be a run folder, got {got}")
-    return start(recipe or read_recipe(folder / RECIPE), folder)
+    return start(read_run_recipe(folder), folder)
 
 
 def check(recipe: TrainingRecipe) -> Task:
     """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
     with process_group() as world:
-        return prepare(resolve_recipe(recipe), world)[0]
+        return prepare(broadcast_from_rank_zero(lambda: resolve_recipe(recipe)), world)[0]
 
 
 def dry_run(recipe: TrainingRecipe) -> list[str]:
@@ -98,7 +93,7 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
     where training would.
     """
     with process_group() as world:
-        task, training, _ = prepare(resolve_recipe(recipe), world)
+        task, training, _ = prepare(broadcast_from_rank_zero(lambda: resolve_recipe(recipe)), world)
         recipe, steps, accumulation = task.recipe, training.steps_per_epoch, training.accumulation_steps
         images_per_step = sum(recipe.step_sizes(len(task.training)))
         micro_batch = -(-images_per_step // (world.world_size * accumulation))
@@ -140,14 +135,18 @@ def _is_name(field: str, value: str) -> bool:
     return field == "data" and (value == "digits" or (is_timm_name(value) and not Path(value).is_file()))
 
 
-def resolve_recipe(recipe: TrainingRecipe) -> TrainingRecipe:
+def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> TrainingRecipe:
     """Return the recipe with absolute paths, a model name and a precision: bf16-mixed where a GPU supports it, if auto.
+
+    folder: of the run, which keeps its precision on a machine with another GPU, or none.
 
     Raises InputError if a required field is missing.
     """
     for name in recipe.PATHS:
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
+    if recipe.precision == "auto" and folder is not None and (folder / RECIPE).is_file():
+        recipe = replace(recipe, precision=read_recipe(folder / RECIPE).precision)
     if recipe.precision == "auto":
         has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
         recipe = replace(recipe, precision="bf16-mixed" if has_bfloat16 else "32-true")

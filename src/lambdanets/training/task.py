@@ -38,7 +38,7 @@ class Task(ABC):
     test: Any = None  # if there is one, the trained model is evaluated on it, and not on `validation`
     classes: tuple[str, ...]
     source: str  # description of the data, for messages
-    fingerprint: str  # hash of the data: file names and labels
+    fingerprint: str  # hash of the data: classes, file names and labels
     left_out: Mapping[str, int] = MappingProxyType({})  # number of files or annotations that are not used, by reason
     findings: Mapping[str, Any] = MappingProxyType({})  # `AnnotationProblems` by set, printed and in findings.json
     patience: int | None = None  # epochs without improvement until early stopping
@@ -56,10 +56,9 @@ class Task(ABC):
     def quicktest(cls, recipe: Any, folder: Path) -> Any:
         """Return a recipe that trains in less than a minute on two CPU cores, for --quicktest.
 
-        Here it gets few epochs and a small batch; each task adds few and small images, which it may write into the
+        Here it gets few epochs and a small batch; each task adds few and small images, which it may write into a new
         folder. Augmentation, schedule, EMA, precision, hold-out and early stopping stay those of the recipe.
         """
-        folder.mkdir(parents=True, exist_ok=True)  # shows that the run is a quicktest
         batch_size = 4
         return replace(
             recipe,
