@@ -18,7 +18,7 @@ from pages import RESULTS, replace_section
 from seeded_runs import SeededRuns, seeds, stored_runs, train_missing
 
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.seeds import format_difference, paired_differences, paired_rows, points, processors
+from lambdanets_lab.seeds import format_difference, paired_differences, paired_rows, processors, scores_by_seed
 from lambdanets_lab.studies.execution import read_top1
 
 OUT = RESULTS / "photographs.json"
@@ -69,7 +69,7 @@ def section(runs: list[dict[str, Any]]) -> str:
     scores, gains = {}, []
     for mixer, name in MIXERS.items():
         parameters = next(run["parameters"] for run in runs if run["mixer"] == mixer) / 1e6
-        columns = [points(runs, {"mixer": mixer, "image_size": size}, "top1") for size in sizes]
+        columns = [scores_by_seed(runs, {"mixer": mixer, "image_size": size}, "top1") for size in sizes]
         scores[f"{name}, {parameters:.2f} M parameters"] = columns
         gains.append(format_difference(paired_differences(columns[-1], columns[0]), 1))
     rows = paired_rows(scores, "paired difference, 95% interval", 1)
