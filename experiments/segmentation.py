@@ -4,7 +4,7 @@
     python experiments/segmentation.py digits --work RUNS [--seeds 0 1 2] [--jobs 2]   train two runs per seed on digits
     python experiments/segmentation.py [--page docs/detection_results.md]             write the page from results
 
-FOLDER has train, validation and test .json and .tar, as written by `experiments/nuclei_test_set.py`. The last
+FOLDER has train, validation and test .json and .tar, as written by `experiments/nuclei_splits.py`. The last
 epoch's weights are scored on the test images of nuclei and on the validation images of digits. After an interruption,
 run the script again. The results file keeps the results of other seeds. With --jobs 2, set OMP_NUM_THREADS to half the
 number of cores.
