@@ -20,7 +20,7 @@ from pages import RESULTS, replace_section
 from seeded_runs import SeededRuns, conditions, seeds, stored_runs, train_missing
 
 import lambdanets as ln
-from lambdanets.device import provenance
+from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.models.counting import count_flops
