@@ -22,7 +22,7 @@ from pages import MACHINES, RESULTS, PageScript, replace_section
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results
-from lambdanets_lab.seeds import confidence_interval, format_difference, paired_differences, points
+from lambdanets_lab.seeds import confidence_interval, format_difference, paired_differences, scores_by_seed
 from lambdanets_lab.studies.catalog import STUDIES
 from lambdanets_lab.studies.results import read_comparison
 
@@ -108,7 +108,9 @@ def mixers() -> Iterator[Accuracy]:
     datasets = {"CIFAR-10, 10 epochs ¶": read_cifar10(), "Fashion-MNIST, 188 steps": read_comparison(FASHION_MNIST)}
     for claim, label, *variants in (*mixer_claims(), *VARIANTS):
         differences = {
-            name: paired_differences(*(points(results.rows, {"variant": variant}, "top1") for variant in variants))
+            name: paired_differences(
+                *(scores_by_seed(results.rows, {"variant": variant}, "top1") for variant in variants)
+            )
             for name, results in datasets.items()
         }
         if not any(differences.values()):
@@ -119,7 +121,9 @@ def mixers() -> Iterator[Accuracy]:
 def photographs() -> Iterator[Accuracy]:
     runs = read_results(RESULTS / "photographs.json")["runs"]
     for size in sorted({run["image_size"] for run in runs}):
-        top1 = [points(runs, {"mixer": mixer, "image_size": size}, "top1") for mixer in ("lambda", "convolution")]
+        top1 = [
+            scores_by_seed(runs, {"mixer": mixer, "image_size": size}, "top1") for mixer in ("lambda", "convolution")
+        ]
         score = f"Caltech 101, {size} pixels, {runs[0]['epochs']} epochs"
         yield Accuracy(BETTER_THAN_CONVOLUTIONS, "3x3 convolution", score, paired_differences(*top1))
 
@@ -127,13 +131,13 @@ def photographs() -> Iterator[Accuracy]:
 def pairs(path: Path, recipes: Iterable[str], *score: str) -> list[float]:
     """Return the paired differences between the runs of two recipes in a results file."""
     runs = read_results(path)["runs"]
-    return paired_differences(*(points(runs, {"recipe": recipe}, *score) for recipe in recipes))
+    return paired_differences(*(scores_by_seed(runs, {"recipe": recipe}, *score) for recipe in recipes))
 
 
 def tasks() -> list[Accuracy]:
     """Compare students with and without pseudo-labels, and lambda layers and convolutions in other tasks."""
     students = read_results(RESULTS / "xeon-2-cores/noisy_student.json")["seeds"]
-    labels = paired_differences(*(points(students, {}, name) for name in ("student", "control")))
+    labels = paired_differences(*(scores_by_seed(students, {}, name) for name in ("student", "control")))
     all_objects, small = (pairs(nuclei.OUT, nuclei.RECIPES, "segm", column) for column in ("AP", "APs"))
     more = [of_small - of_all for of_small, of_all in zip(small, all_objects, strict=True)]
     unets = (segmentation.NUCLEI, segmentation.DIGITS)

@@ -49,7 +49,6 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from lambdanets import LambdaLayer2d, create_model
-from lambdanets.device import commit, hardware
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position import fused_check
 from lambdanets.ops.position.algorithm import Problem
@@ -57,6 +56,7 @@ from lambdanets.ops.position.fused import KERNELS, Fused
 from lambdanets.ops.position.fused_check import Case, Example, max_relative_error, run_kernel
 from lambdanets.ops.position.position_term import make_problem
 from lambdanets.ops.tables import crop_to_grid
+from lambdanets.provenance import commit, hardware
 from lambdanets_lab.benchmark.measurement import relative_error
 from lambdanets_lab.benchmark.peers import PEERS, build_peer
 from lambdanets_lab.results import installed_version

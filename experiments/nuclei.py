@@ -15,7 +15,7 @@ from pages import RESULTS, replace_section
 from seeded_runs import SeededRuns, conditions, seeds, stored_runs, train_missing
 
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.seeds import paired_rows, points
+from lambdanets_lab.seeds import paired_rows, scores_by_seed
 
 OUT = RESULTS / "epyc-2-cores/nuclei.json"
 RECIPES = {"nuclei": "lambda layers", "nuclei_convolution": "3x3 convolutions"}
@@ -43,7 +43,7 @@ def section(runs: list[dict[str, Any]]) -> str:
         for recipe, layers in RECIPES.items():
             parameters = next(run["parameters"] for run in runs if run["recipe"] == recipe)
             name = f"{label}, {layers}, {parameters / 1e6:.2f} M parameters"
-            scores[name] = [points(runs, {"recipe": recipe}, iou_type, column) for column in COLUMNS]
+            scores[name] = [scores_by_seed(runs, {"recipe": recipe}, iou_type, column) for column in COLUMNS]
         rows += paired_rows(scores, f"{label}, paired difference, 95% interval")
     return (
         f"{first['training_images']} training images, {first['images']} validation images, {conditions(runs)}; "

@@ -30,7 +30,7 @@ from lambdanets.allocator import keep_freed_memory
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import format_mean, markdown_table
 from lambdanets_lab.results import read_results, write_results
-from lambdanets_lab.seeds import confidence_interval, paired_differences, points, processors
+from lambdanets_lab.seeds import confidence_interval, paired_differences, processors, scores_by_seed
 from lambdanets_lab.studies.execution import read_top1
 from lambdanets_lab.timing import time_in_turn
 
@@ -135,7 +135,7 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def paired(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     """The differences in top-1 between the lambda layer and each other layer, by seed, in points."""
-    top1 = {layer: points(runs, {"layer": layer}, "top1") for layer in LAYERS}
+    top1 = {layer: scores_by_seed(runs, {"layer": layer}, "top1") for layer in LAYERS}
     return {other: paired_differences(top1[LAMBDA], top1[other]) for other in QUESTIONS}
 
 
@@ -164,7 +164,7 @@ def section(runs: Sequence[Mapping[str, Any]]) -> str:
         plain, corrected = (confidence_interval(differences, 1 - LEVEL / count) for count in (1, len(pairs)))
         intervals = [" to ".join(f"{bound:+.2f}" for bound in interval) for interval in (plain, corrected)]
         difference = f"{statistics.fmean(differences):+.2f}"
-        means = [format_mean([*points(runs, {"layer": name}, "top1").values()]) for name in (LAMBDA, other)]
+        means = [format_mean([*scores_by_seed(runs, {"layer": name}, "top1").values()]) for name in (LAMBDA, other)]
         rows.append([QUESTIONS[other], *means, difference, *intervals, f"{p:.3f}", answer(differences, p)])
     columns = ("question", "lambda layer", "the other", "difference", "95% interval", "corrected interval")
     table = markdown_table([*columns, "p (Holm)", "answer"], *rows)

@@ -4,7 +4,7 @@
     python experiments/segmentation.py digits --work RUNS [--seeds 0 1 2] [--jobs 2]   train two runs per seed on digits
     python experiments/segmentation.py [--page docs/detection_results.md]             write the page from results
 
-FOLDER has train, validation and test .json and .tar, as written by `experiments/nuclei_test_set.py`. The last
+FOLDER has train, validation and test .json and .tar, as written by `experiments/nuclei_splits.py`. The last
 epoch's weights are scored on the test images of nuclei and on the validation images of digits. After an interruption,
 run the script again. The results file keeps the results of other seeds. With --jobs 2, set OMP_NUM_THREADS to half the
 number of cores.
@@ -20,11 +20,11 @@ from pages import RESULTS, replace_section
 from seeded_runs import SeededRuns, conditions, seeds, stored_runs, train_missing
 
 import lambdanets as ln
-from lambdanets.device import provenance
+from lambdanets.provenance import provenance
 from lambdanets.recipes import find_recipe
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.models.counting import count_flops
-from lambdanets_lab.seeds import paired_rows, points
+from lambdanets_lab.seeds import paired_rows, scores_by_seed
 
 SCORES = {"dice": "Dice", "iou": "IoU", "boundary_f1": "boundary F1"}
 
@@ -93,7 +93,7 @@ def section(comparison: Comparison) -> str:
             model = ln.create_model(find_recipe(recipe).model, num_classes=2)
         multiply_adds = count_flops(model, 256, single_application=True) / 2e9
         label = f"U-Net, {name}, {parameters:.2f} M parameters, {multiply_adds:.1f} G multiply-adds"
-        scores[label] = [points(runs, {"recipe": recipe}, split, score) for score in SCORES]
+        scores[label] = [scores_by_seed(runs, {"recipe": recipe}, split, score) for score in SCORES]
     rows = paired_rows(scores, "paired difference to 3x3 convolutions, 95% interval")
     table = markdown_table(["parameters, multiply-adds for 256 x 256 pixels", *SCORES.values()], *rows)
     return (

@@ -14,7 +14,7 @@ from lambdanets.terminal import text_table
 from lambdanets.training.recipe import read_recipe
 from lambdanets.training.report import RESULT
 from lambdanets_lab.markdown import format_mean, markdown_table
-from lambdanets_lab.seeds import points
+from lambdanets_lab.seeds import scores_by_seed
 
 _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 _KINDS = {"bbox": "box", "segm": "mask"}
@@ -98,5 +98,5 @@ def _cells(rows: Sequence[Sequence[Run]], kinds: Sequence[str]) -> list[list[str
 
 def _values(row: Sequence[Run], column: Sequence[str]) -> list[float]:
     """Scores in percent, one per seed; none if a run has no such score."""
-    values = points(row, {}, *column)
+    values = scores_by_seed(row, {}, *column)
     return list(values.values()) if len(values) == len(row) else []

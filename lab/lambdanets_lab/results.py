@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lambdanets.device import provenance
+from lambdanets.provenance import provenance
 from lambdanets.records import write_json
 
 

@@ -14,7 +14,7 @@ from lambdanets_lab.markdown import format_mean
 Scores = Mapping[int, float]  # by seed
 
 
-def points(runs: Iterable[Mapping[str, Any]], select: Mapping[str, Any], *score: str) -> dict[int, float]:
+def scores_by_seed(runs: Iterable[Mapping[str, Any]], select: Mapping[str, Any], *score: str) -> dict[int, float]:
     """Return a score in percent, by seed, of the runs whose fields have the selected values; `score`: nested keys."""
     scores = {}
     for run in runs:

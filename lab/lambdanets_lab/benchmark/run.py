@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from lambdanets.device import best_device, hardware, provenance
+from lambdanets.device import best_device
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.progress import Progress
+from lambdanets.provenance import hardware, provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import resumable
 from lambdanets.terminal import echo

@@ -15,7 +15,7 @@ from lambdanets.records import read_json, write_json
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.plot_style import GRID, OURS, REFERENCE
-from lambdanets_lab.seeds import confidence_interval, paired_differences, points, processors
+from lambdanets_lab.seeds import confidence_interval, paired_differences, processors, scores_by_seed
 from lambdanets_lab.studies.catalog import STUDIES, Variant
 from lambdanets_lab.studies.execution import Plan, RunResult
 
@@ -61,7 +61,7 @@ def study_rows(study: str, comparison: Comparison) -> list[Row]:
     runs = comparison.rows
     parameters = {run["variant"]: run["parameters"] for run in runs}
     variants = STUDIES[study].variants
-    top1 = {label: points(runs, {"variant": variant.name}, "top1") for label, variant in variants.items()}
+    top1 = {label: scores_by_seed(runs, {"variant": variant.name}, "top1") for label, variant in variants.items()}
     baseline = top1[STUDIES[study].baseline]
     rows = [
         Row(label, variant, parameters[variant.name], top1[label], paired_differences(top1[label], baseline))

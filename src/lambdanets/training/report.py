@@ -4,9 +4,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lambdanets.device import best_device, provenance
+from lambdanets.device import best_device
 from lambdanets.inference.figures import new_figure, save_figure
 from lambdanets.models.weights import WEIGHTS, save_weights
+from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.terminal import echo
 from lambdanets.training.run_log import RunLog

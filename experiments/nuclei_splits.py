@@ -1,6 +1,6 @@
 """Splits the cell nuclei into training, validation and test images.
 
-    python experiments/nuclei_test_set.py NUCLEI FOLDER
+    python experiments/nuclei_splits.py NUCLEI FOLDER
 
 NUCLEI has instances_train.json, train.tar, instances_val.json and val.tar; FOLDER gets train, validation and test .json
 and .tar. Images of each size are sorted by the SHA-256 of their names; of 12, two go to the test set and one to the
