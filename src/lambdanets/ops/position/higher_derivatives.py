@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lambdanets.ops.position import autograd
 from lambdanets.ops.position.algorithm import NeedsGrad
-from lambdanets.ops.position.autograd import FactorGradients, apply_plan, position_gradients
+from lambdanets.ops.position.autograd import apply_plan, position_gradients
 from lambdanets.ops.position.choose import Plan
 from lambdanets.ops.precision import without_autocast
 
@@ -25,15 +25,8 @@ _TABLE, _CONTENT = 2, 4  # indices in g, q, R, V, L
 class TransformableInteraction(autograd.Interaction):
     """`apply_plan` under the transforms of torch.func."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return autograd.run_forward(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.plan = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+    forward: Any = staticmethod(autograd.run_forward)
+    setup_context = staticmethod(autograd.Interaction.save)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
@@ -45,16 +38,8 @@ class TransformableInteraction(autograd.Interaction):
 class TransformableGradients(autograd.Gradients):
     """`position_gradients` under the transforms of torch.func."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> FactorGradients:
-        return autograd.run_backward(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: FactorGradients) -> None:
-        *tensors, ctx.plan, ctx.needs = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.set_materialize_grads(False)
+    forward: Any = staticmethod(autograd.run_backward)
+    setup_context = staticmethod(autograd.Gradients.save)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
