@@ -17,11 +17,11 @@ from lambdanets.ops.position.position_term import compute_position_term
 
 pytestmark = needs_native
 CAPABILITIES = {"DEFAULT": ("x86-64-v2", "aarch64"), "AVX2": ("x86-64-v3",), "AVX512": ("x86-64-v4",)}
-# Maps, tiles of a large map, a sequence and its tiles, a volume; odd depths and incomplete vectors.
+# Maps, tiles of a large map, a sequence as a map, tiles of one, a volume; odd depths and incomplete vectors.
 CASES = {
     "map": ((14, 11), (9, 7), {}),
     "large map": ((150, 131), (7, 5), {"batch": 1}),
-    "sequence": ((70,), (139,), {}),
+    "column": ((70, 1), (139, 1), {}),
     "tiles of a sequence": ((1500,), (9,), {}),
     "volume": ((3, 5, 6), (3, 3, 5), {"u": 2}),
     "volume with slices apart": ((3, 4, 5), (1, 3, 3), {}),

@@ -16,7 +16,7 @@ from torch import Tensor
 from lambdanets.ops.position import position_term
 from lambdanets.ops.position.algorithm import NeedsGrad
 from lambdanets.ops.position.choose import Plan
-from lambdanets.ops.position.position_term import FactorGradients, apply_plan, position_gradients
+from lambdanets.ops.position.position_term import apply_plan, position_gradients
 from lambdanets.ops.precision import without_autocast
 
 _TABLE, _CONTENT = 2, 4  # indices in g, q, R, V, L
@@ -25,15 +25,8 @@ _TABLE, _CONTENT = 2, 4  # indices in g, q, R, V, L
 class TransformableInteraction(position_term.Interaction):
     """`apply_plan` under the transforms of torch.func."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return position_term.run_forward(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.plan = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+    forward: Any = staticmethod(position_term.run_forward)
+    setup_context = staticmethod(position_term.Interaction.save)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
@@ -45,16 +38,8 @@ class TransformableInteraction(position_term.Interaction):
 class TransformableGradients(position_term.Gradients):
     """`position_gradients` under the transforms of torch.func."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> FactorGradients:
-        return position_term.run_backward(*inputs)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: FactorGradients) -> None:
-        *tensors, ctx.plan, ctx.needs = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.set_materialize_grads(False)
+    forward: Any = staticmethod(position_term.run_backward)
+    setup_context = staticmethod(position_term.Gradients.save)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:

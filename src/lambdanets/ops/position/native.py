@@ -35,7 +35,7 @@ _L2_BYTES = 1 << 20
 _WORK = 0.95  # of a multiply-add: as fast as query_order at equal work, with 4, 8 and 16 lanes
 _STREAMED_BYTES = 16 << 20  # maps above this size are written past the cache
 # Causal sums are computed again for the first 1 / _SHRINK of the positions, and so on.
-_SHRINK, _MIN_SEQUENCE = 4, 16
+_SHRINK, _MIN_POSITIONS = 4, 16
 _MAX_SCRATCH_BYTES = 1 << 30  # above it, maps have fewer query depths, which is slower
 
 
@@ -149,7 +149,8 @@ class Native(Algorithm):
     the first quarter of the positions is computed again as a problem of its own, `first`, which has one of its own: a
     third more work. The same problems give the gradients of the last values, which are in the fewest sums.
 
-    full: the grid with three axes, depth, rows and columns. A sequence is transformed as a map of two axes.
+    full: the grid with three axes, depth, rows and columns, without others of one position. A sequence is transformed
+    as a map of two axes.
     """
 
     name = "native"
@@ -160,10 +161,13 @@ class Native(Algorithm):
         assert library is not None
         p, self._library = problem, library
         self.note = f"library {library.name}"
-        self.is_sequence, self.num_positions, self.scope = len(p.grid) == 1, p.num_positions, p.scope
-        missing = (1,) * (3 - len(p.grid))
-        self.full = (*missing, *p.grid)
-        self.before, self.after = ((*(0 for _ in missing), *sides) for sides in (p.before, p.after))
+        self.num_positions, self.scope = p.num_positions, p.scope
+        kept = [axis for axis, side in enumerate(p.grid) if side > 1]
+        self.is_sequence = len(kept) < 2
+        self.full, self.before, self.after = (
+            ((missing,) * 3 + tuple([sizes[axis] for axis in kept]))[-3:]
+            for missing, sizes in ((1, p.grid), (0, p.before), (0, p.after))
+        )
         axes = slice(2 if self.is_sequence else 1, 3)
         self.transforms: Transforms = choose_transforms(self.full[axes], self.before[axes], self.after[axes])
         self.tile = (1, *self.transforms.tile) if self.is_sequence else self.transforms.tile
@@ -176,11 +180,8 @@ class Native(Algorithm):
         self._description, self._twiddles = self._describe(self.dtype == torch.float64)
         # of the transforms of tables, which are in float64
         self._table_description, self._table_twiddles = self._describe(double=True)
-        self.first, self._first_offsets = None, ()
-        if p.causal and (first := _first_positions(p.grid, p.before)):
-            grid, before, self._first_offsets = first
-            after = (0, *p.after[len(p.grid) - len(grid) + 1 :])
-            self.first = Native(p._replace(grid=grid, before=before, after=after))
+        first = _first_positions(p) if p.causal else None
+        self.first = None if first is None else Native(first)
 
     @classmethod
     def unsupported(cls, problem: Problem) -> str:
@@ -197,7 +198,7 @@ class Native(Algorithm):
     def cost(self) -> Cost:
         p = self.problem
         n1, n2 = (axis.n for axis in self.transforms.axes)
-        terms = p.intra_depth * (self.scope[0] if len(p.grid) == 3 else 1)  # products for a lambda
+        terms = p.intra_depth * (self.before[0] + 1 + self.after[0])  # products for a lambda
         per_tile = self.transforms.instructions(self.tile[0]) + 6 * (terms - 1) * n1 * n2
         per_pair = self.full[0] * self.num_tiles * per_tile + 4 * p.num_positions * p.heads
         blocks = p.batch * -(-p.value_depth // self.lanes) * -(-p.query_depth // 2)
@@ -217,7 +218,12 @@ class Native(Algorithm):
         c.table, c.spectrum = table.data_ptr(), spectra.data_ptr()
         if c.spectrum:  # meta tensors have no memory
             self._library.transform_tables(c, is_float=self.dtype == torch.float32)
-        return (spectra,) if self.first is None else (spectra, *self.first.prepare(table[self._first_offsets]))
+        if self.first is None:
+            return (spectra,)
+        p, first = self.problem, self.first.problem
+        sizes = zip(p.before, first.before, first.after, strict=True)
+        offsets = tuple([slice(center - before, center + 1 + after) for center, before, after in sizes])
+        return (spectra, *self.first.prepare(table[offsets]))
 
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         c, grad_spectra = _Problem.from_buffer_copy(self._table_description), grad_prepared[0]
@@ -237,7 +243,7 @@ class Native(Algorithm):
         for d in range(2):
             c.tile[d], c.before[d], c.after[d] = self.tile[d], self.before[1 + d], self.after[1 + d]
             c.tiles[d] = -(-self.full[1 + d] // self.tile[d])
-        c.depth_before, c.depth_scope = self.before[0], 1 if len(p.grid) < 3 else self.scope[0]
+        c.depth_before, c.depth_scope = self.before[0], self.before[0] + 1 + self.after[0]
         keep: list[Any] = []
         for axis, chosen in zip(c.axes, axes, strict=True):
             tables = twiddles(chosen.factors, double)
@@ -337,22 +343,15 @@ class Native(Algorithm):
         return grad_queries, None if grad_spectra is None else (grad_spectra,), grad_values, grad_content
 
 
-def _first_positions(
-    grid: tuple[int, ...], before: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]] | None:
-    """The first quarter of the positions of a causal grid: its grid, which may have fewer axes, offsets before 0, and
-    its offsets in the table. None if there are few, or if earlier ones have as many terms.
-    """
-    side, is_last = min(grid[0], before[0] + 1), len(grid) == 1  # later positions have no more terms
-    if side == 1 and not is_last:
-        rest = _first_positions(grid[1:], before[1:])
-        return rest and (*rest[:2], (before[0], *rest[2]))
-    minimum = _MIN_SEQUENCE if is_last else 1
-    if side <= minimum:
+def _first_positions(p: Problem) -> Problem | None:
+    """The first quarter of the positions of a causal problem; None if there are few, or all have as many terms."""
+    terms = [min(side, before + 1) for side, before in zip(p.grid, p.before, strict=True)]  # later ones have no more
+    axis = next((axis for axis, count in enumerate(terms) if count > 1), 0)
+    if terms[axis] == 1 or p.num_positions <= _MIN_POSITIONS:
         return None
-    side = max(minimum, side // _SHRINK)
-    reach = min(before[0], side - 1)
-    return (side, *grid[1:]), (reach, *before[1:]), (slice(before[0] - reach, before[0] + 1),)
+    grid = (*(1,) * axis, max(1, terms[axis] // _SHRINK), *p.grid[axis + 1 :])
+    before, after = (tuple(map(min, reach, [side - 1 for side in grid])) for reach in (p.before, p.after))
+    return p._replace(grid=grid, before=before, after=after)
 
 
 def _is_transposed(x: Tensor) -> bool:

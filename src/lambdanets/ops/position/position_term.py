@@ -51,15 +51,14 @@ def compute_position_term(
         queries, values, content, phase_grid = undilate(queries, values, content, grid, dilation)
         output = compute_position_term(queries, table, values, content, phase_grid, 1, causal, algorithm)
         return redilate(output, grid, dilation)
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        if torch.compiler.is_compiling() and not is_exporting():
-            from lambdanets.ops.position.torch_compile import position_interaction_operator
-
-            return position_interaction_operator(queries, table, values, content, grid, causal, algorithm)
+    is_compiling = torch.compiler.is_compiling()
+    if torch.jit.is_tracing() or (is_compiling and is_exporting()):
         from lambdanets.ops.position.exported import interact_in_graph
 
         return interact_in_graph(queries, table, values, content, grid, causal)
-    if torch._C._len_torch_dispatch_stack() and any(isinstance(side, torch.SymInt) for side in queries.shape):
+    if is_compiling or (
+        torch._C._len_torch_dispatch_stack() and any(isinstance(side, torch.SymInt) for side in queries.shape)
+    ):
         from lambdanets.ops.position.torch_compile import position_interaction_operator
 
         return position_interaction_operator(queries, table, values, content, grid, causal, algorithm)
@@ -77,17 +76,10 @@ def make_plan(
     algorithm: str,
     channels_first: bool = False,
 ) -> Plan:
-    """Return the plan of an interaction without dilation."""
-    _check_shapes(queries, table, values, content, grid)
-    return choose(make_problem(queries, table, values, grid, causal, channels_first), algorithm)
+    """Return the plan of an interaction without dilation.
 
-
-def _check_shapes(
-    queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, grid: tuple[int, ...]
-) -> None:
-    """Raise ValueError for inconsistent shapes or devices, with which a compiled kernel would read out of bounds.
-
-    A constructor has checked the sizes of a layer, but its modules may have been replaced.
+    Raises ValueError for inconsistent shapes or devices, with which a compiled kernel would read out of bounds: a
+    constructor has checked the sizes of a layer, but its modules may have been replaced.
     """
     batch, _, n, depth = queries.shape
     if (
@@ -101,6 +93,7 @@ def _check_shapes(
         from lambdanets.ops.grid import check_factors
 
         check_factors(queries, table, values, content, grid)
+    return choose(make_problem(queries, table, values, grid, causal, channels_first), algorithm)
 
 
 def make_problem(
@@ -133,14 +126,9 @@ def apply_plan(queries: Tensor, table: Tensor, values: Tensor, content: Tensor |
         from lambdanets.ops.position.higher_derivatives import TransformableInteraction
 
         return TransformableInteraction.apply(queries, table, values, content, plan)
-    if not _records_derivatives():
-        return run_forward(queries, table, values, content, plan)
-    return Interaction.apply(queries, table, values, content, plan)
-
-
-def _records_derivatives() -> bool:
-    """Whether a call may be differentiated; its autograd function takes as long as a small kernel."""
-    return torch.is_grad_enabled() or forward_ad._current_level >= 0
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return Interaction.apply(queries, table, values, content, plan)
+    return run_forward(queries, table, values, content, plan)  # the function takes as long as a small kernel
 
 
 def position_gradients(grad_output: Tensor, factors: Sequence[Any], plan: Plan, needs: NeedsGrad) -> FactorGradients:
@@ -149,21 +137,25 @@ def position_gradients(grad_output: Tensor, factors: Sequence[Any], plan: Plan, 
         from lambdanets.ops.position.higher_derivatives import TransformableGradients
 
         return TransformableGradients.apply(grad_output, *factors, plan, needs)
-    if not _records_derivatives():
-        queries, table, values, content = factors
-        return run_backward(grad_output, queries, table, values, content, plan, needs)
-    return Gradients.apply(grad_output, *factors, plan, needs)
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return Gradients.apply(grad_output, *factors, plan, needs)
+    queries, table, values, content = factors
+    return run_backward(grad_output, queries, table, values, content, plan, needs)
 
 
 class Interaction(torch.autograd.Function):
     """`apply_plan` in eager mode."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
-        ctx.plan = plan
-        ctx.save_for_backward(queries, table, values, content)
-        ctx.save_for_forward(queries, table, values, content)
-        return run_forward(queries, table, values, content, plan)
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        Interaction.save(ctx, inputs)
+        return run_forward(*inputs)
+
+    @staticmethod
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:
+        *tensors, ctx.plan = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
@@ -183,11 +175,14 @@ class Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> FactorGradients:
-        *tensors, ctx.plan, ctx.needs = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.set_materialize_grads(False)
+        Gradients.save(ctx, inputs)
         return run_backward(*inputs)
+
+    @staticmethod
+    def save(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:
+        *tensors, ctx.needs = inputs
+        Interaction.save(ctx, tuple(tensors))
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Any, ...]:
@@ -205,16 +200,18 @@ class Gradients(torch.autograd.Function):
         return tuple(torch.zeros_like(x) if needed and product is None else product for product, x, needed in outputs)
 
 
-def _have_memory(*tensors: Tensor) -> bool:
-    """Whether none is of a subclass with `__torch_dispatch__`."""
-    return not any(torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python) for x in tensors)
+def _need_operator(queries: Tensor, table: Tensor, values: Tensor) -> bool:
+    """Whether a mode such as make_fx sees only operators, or a subclass such as DTensor has no memory."""
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    if type(queries) is type(values) is Tensor and type(table) in (Tensor, torch.nn.Parameter):
+        return False
+    return any(torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python) for x in (queries, table, values))
 
 
 def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
     """Compute the output (b, h, n, v)."""
-    # make_fx and counters of FLOP see only operators; so do subclasses such as DTensor, which have no memory
-    is_plain = type(queries) is type(values) is Tensor and type(table) in (Tensor, torch.nn.Parameter)
-    if torch._C._len_torch_dispatch_stack() or not (is_plain or _have_memory(queries, table, values)):
+    if _need_operator(queries, table, values):
         from lambdanets.ops.position.torch_compile import position_interaction_operator
 
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm)
@@ -251,8 +248,7 @@ def run_backward(
         needs = needs._replace(content=False)
     if not any(needs):
         return None, None, None, None
-    is_plain = type(queries) is type(values) is Tensor and type(table) in (Tensor, torch.nn.Parameter)
-    if torch._C._len_torch_dispatch_stack() or not (is_plain or _have_memory(queries, table, values)):
+    if _need_operator(queries, table, values):
         from lambdanets.ops.position.torch_compile import backward_operator
 
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm, list(needs))
