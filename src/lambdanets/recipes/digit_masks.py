@@ -11,6 +11,7 @@ from dataclasses import replace
 from lambdanets.tasks.recipes import SegmentationRecipe
 
 recipe = SegmentationRecipe(
+    model_options={"scope": 7},
     data="digits",
     image_size=96,
     epochs=100,
@@ -22,4 +23,4 @@ recipe = SegmentationRecipe(
     ema_decay=0.99,
 )
 
-recipes = {"convolution": replace(recipe, model="unet_small")}
+recipes = {"convolution": replace(recipe, model="unet_small", model_options={})}
