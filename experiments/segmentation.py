@@ -50,7 +50,7 @@ NUCLEI = Comparison(
 DIGITS = Comparison(
     {"digit_masks": "lambda layers", "digit_masks_convolution": "3x3 convolutions"},
     "validation",
-    RESULTS / "xeon-2-cores/segmentation_digits.json",
+    RESULTS / "segmentation_digits.json",
     "segmentation digits",
 )
 
@@ -89,8 +89,9 @@ def section(comparison: Comparison) -> str:
     runs, split, scores = stored_runs(comparison.results), comparison.split, {}
     for recipe, name in comparison.recipes.items():
         parameters = next(run["parameters"] for run in runs if run["recipe"] == recipe) / 1e6
+        fields = find_recipe(recipe)
         with torch.device("meta"):
-            model = ln.create_model(find_recipe(recipe).model, num_classes=2)
+            model = ln.create_model(fields.model, num_classes=2, **fields.model_options)
         multiply_adds = count_flops(model, 256, single_application=True) / 2e9
         label = f"U-Net, {name}, {parameters:.2f} M parameters, {multiply_adds:.1f} G multiply-adds"
         scores[label] = [scores_by_seed(runs, {"recipe": recipe}, split, score) for score in SCORES]
