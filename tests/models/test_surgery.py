@@ -41,9 +41,6 @@ BLOCKS = {
         "features.3.conv.1.0",
     ),
 }  # fmt: skip
-parametrize_blocks = pytest.mark.parametrize(
-    ("library", "network", "pair", "block", "other_name"), BLOCKS.values(), ids=BLOCKS.keys()
-)
 
 
 def create_on_meta(library, name):
@@ -55,7 +52,7 @@ def lambda_layer_on_meta(conv):
     return LambdaLayer2d(conv.in_channels, conv.out_channels, heads=1, stride=conv.stride[0], scope=5, device="meta")
 
 
-@parametrize_blocks
+@pytest.mark.parametrize(("library", "network", "pair", "block", "other_name"), BLOCKS.values(), ids=BLOCKS.keys())
 def test_a_block_gets_one_lambda_layer_unless_several_are_allowed(library, network, pair, block, other_name):
     model = create_on_meta(library, network)
     before = dict(model.named_modules())
