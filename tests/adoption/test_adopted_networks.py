@@ -13,6 +13,7 @@ from all_pairs import in_turn
 from lambdanets import adopt, create_model, mask_rcnn
 from lambdanets_lab.benchmark.measurement import relative_error
 
+pytestmark = pytest.mark.usefixtures("small_lambda_resnet26t")
 # (sides of the images, number of lambda layers)
 NETWORKS = {
     "lambda_resnet26t": ((64, 96), 3),
@@ -23,27 +24,15 @@ NETWORKS = {
 
 
 def original_and_adopted(name):
-    """The network and its adopted copy, in float64, with random norms and updated running statistics."""
+    """The network and its adopted copy, in float64, with updated running statistics."""
     size, count = NETWORKS[name]
     torch.manual_seed(0)
     sizes = {"img_size": size} if name.endswith("256") else {}
-    theirs = timm.create_model(name, **sizes).double()
-    randomize_norms(theirs)
+    theirs = timm.create_model(name, zero_init_last=False, **sizes).double()
     update_statistics(theirs, images(size))
     ours = copy.deepcopy(theirs)
     assert len(adopt(ours)) == count
     return theirs, ours
-
-
-def batch_norms(network):
-    return [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-
-
-def randomize_norms(network):
-    # timm zero-initializes the weight of the last norm in each block (zero_init_last)
-    for norm in batch_norms(network):
-        nn.init.uniform_(norm.weight, 0.5, 1.5)
-        nn.init.normal_(norm.bias, 0, 0.1)
 
 
 def update_statistics(network, x):
@@ -52,8 +41,9 @@ def update_statistics(network, x):
     With the default ones (mean 0, variance 1), the outputs of a deep, randomly initialized network overflow in eval
     mode.
     """
-    for norm in batch_norms(network):
-        norm.momentum = 1.0
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
     with torch.no_grad():
         network.train()(x)
 
