@@ -235,7 +235,7 @@ def test_rejects_arguments_of_the_other_task(classifier, detector, tmp_path):
         ln.evaluate(classifier, workers=-1)
 
 
-def test_a_training_set_is_evaluated_on_the_held_out_images_by_any_spelling_of_its_path(quick_run):
+def test_any_path_of_a_training_set_evaluates_its_held_out_images(quick_run):
     data = ln.load(quick_run).card.recipe["data"]
     for path in (f"{data}/", f"{data}/../{Path(data).name}"):
         assert len(ln.evaluate(quick_run, path, device="cpu").labels) == 4

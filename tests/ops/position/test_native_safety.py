@@ -81,7 +81,7 @@ def test_eight_callers_with_teams_of_threads_get_the_same_bits(count):
 
 
 @needs_native
-def test_kernel_shares_the_threads_of_pytorch_beside_another_openmp_runtime():
+def test_kernel_shares_threads_of_pytorch_beside_another_openmp_runtime():
     lines = (
         "import psutil, sklearn.datasets, torch, lambdanets",  # scikit-learn brings a runtime
         "torch.set_num_threads(2)",
