@@ -22,7 +22,7 @@ NUMERICS := tests/ops tests/layers tests/models tests/examples tests/training/se
 	$(addprefix tests/training/, test_batch_norm.py test_optimization.py) \
 	$(addprefix tests/training/detection/test_, detection_run.py detector.py overfitting.py) \
 	$(addprefix --ignore=tests/, ops/test_compiled_operations.py layers/test_compiled_layers.py \
-	$(addprefix ops/position/test_, fused_kernels.py kernel_check.py torch_compile.py) \
+	$(addprefix ops/position/test_, fused_kernels.py fused_check.py torch_compile.py) \
 	layers/test_tracing.py models/test_timm_contract.py)
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0

@@ -82,8 +82,8 @@ def skip_drawing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
-def one_thread_before_a_fork(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Set one thread for tests that fork: OpenMP's threads do not exist in the fork, which would wait for them."""
+def number_of_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Restore the number of threads. Tests that fork have one: a fork would wait for OpenMP's other threads."""
     num_threads = torch.get_num_threads()
     if request.node.get_closest_marker("forks"):
         torch.set_num_threads(1)

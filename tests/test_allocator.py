@@ -7,10 +7,6 @@ import sys
 
 import pytest
 
-needs_glibc = pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's; on other C libraries keep_freed_memory does nothing"
-)
-
 # Runs a command, allocates and frees 64 MiB 21 times, and prints the number of page faults after the first time.
 COUNT_FAULTS = """
 import resource, sys
@@ -36,7 +32,7 @@ def run(code: str, **environment: str) -> list[str]:
     ).stdout.split()
 
 
-@needs_glibc
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 def test_the_command_line_keeps_freed_memory() -> None:
     assert int(run(COUNT_FAULTS)[-1]) < 200  # one allocation has 16,384 pages of 4 KiB, or 32 of 2 MiB
 

@@ -28,7 +28,7 @@ def cgroup(tmp_path, monkeypatch):
     return write
 
 
-def test_free_memory_is_the_minimum_over_nested_cgroups_and_counts_page_cache(cgroup):
+def test_free_memory_is_the_minimum_over_cgroups_and_has_the_page_cache(cgroup):
     assert cgroup.free() == 100  # of the machine
     cgroup("", limit_gib="max", used_gib=10)
     assert cgroup.free() == 100

@@ -7,7 +7,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -34,14 +33,9 @@ for command in commands:
 """
 
 
-@pytest.fixture
-def image(tmp_path):
-    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "image.png")
-    return tmp_path / "image.png"
-
-
 @pytest.mark.slow
-def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_run, image, tmp_path):
+def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_run, tmp_path):
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
     commands = [
         ["evaluate", str(quick_run)],
         ["train", "digits", "--run", "run"],
@@ -55,7 +49,7 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
         ["export", str(quick_run), "--to", "openvino", "--out", "model.xml"],
         ["demo", str(quick_run), "--port", "0"],
     ]
-    argument = json.dumps([list(EXTRAS), str(quick_run), str(image), commands])
+    argument = json.dumps([list(EXTRAS), str(quick_run), "image.png", commands])
     process = subprocess.run(
         [sys.executable, "-c", CORE, argument], cwd=tmp_path, capture_output=True, text=True, check=False
     )

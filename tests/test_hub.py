@@ -14,6 +14,7 @@ import timm
 import torch
 
 import lambdanets as ln
+from commands import contents
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.hub import load_and_adopt
@@ -39,10 +40,10 @@ def random_images(channels, side):
 
 def test_a_folder_cannot_be_saved_into_itself(tmp_path):
     run = write_teacher(tmp_path / "run")
-    files = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    files = contents(run)
     with pytest.raises(InputError, match="folder must not be a run folder"):
         ln.save_pretrained(run, run)
-    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == files
+    assert contents(run) == files
 
 
 def test_a_saved_classifier_loads_here_and_in_timm(teacher, tmp_path):

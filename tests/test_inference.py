@@ -1,8 +1,7 @@
 """`lambdanets.load`, `predict` and `evaluate`, for classifiers and detectors, on every type of image."""
 
-import json
 import re
-from dataclasses import replace
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from torch import nn
 
 import lambdanets as ln
 from test_threads import make_classifier, make_detector, make_segmenter, result
-from training.runs import quick_recipe
 from training.teachers import write_teacher
 
 CLASSES = ("dark", "light")
@@ -204,15 +202,10 @@ def test_load_accepts_every_file_of_a_run(name, task, runs, pixels):
     assert result(model.predict(pixels)[0]) == result(ln.load(runs[task]).predict(pixels)[0])
 
 
-def test_load_accepts_best_ckpt_and_an_unfinished_run(two_classes, tmp_path):
-    from lambdanets.training import run
-
-    run.start(replace(quick_recipe(two_classes), epochs=2, hold_out=0.25, patience=2), tmp_path / "run")
-    best = ln.load(tmp_path / "run/checkpoints/best.ckpt")
-    (tmp_path / "run/weights.safetensors").unlink()
-    last = ln.load(tmp_path / "run")
-    assert isinstance(best, ln.Classifier)
-    assert best.card == last.card
+def test_load_accepts_best_ckpt_and_an_unfinished_run(quick_run, tmp_path):
+    folder = shutil.copytree(quick_run, tmp_path / "run")
+    (folder / "weights.safetensors").unlink()
+    assert ln.load(folder).card == ln.load(folder / "checkpoints/best.ckpt").card == ln.load(quick_run).card
 
 
 @pytest.mark.parametrize("path", [Path("nowhere"), "pyproject.toml"], ids=str)
@@ -223,12 +216,8 @@ def test_load_rejects_paths_that_are_not_models(path):
 
 
 @pytest.mark.parametrize("task", MODELS)
-def test_evaluate_accepts_a_model_or_a_path_of_any_task(task, runs):
-    result = json.loads((runs[task] / "result.json").read_text())
-    for model in (runs[task], str(runs[task]), ln.load(runs[task])):
-        evaluation = ln.evaluate(model, device="cpu", workers=int(isinstance(model, str)))
-        scores = {"top1": evaluation.top1} if task == "classification" else evaluation.scores.to_dict()
-        assert {name: result[name] for name in scores} == scores
+def test_evaluation_has_a_short_repr(task, runs):
+    evaluation = ln.evaluate(str(runs[task]), device="cpu", workers=1)
     metric = {"classification": "top-1", "detection": "bbox_AP", "segmentation": "dice"}[task]
     assert re.fullmatch(rf"\w+Evaluation\([24] images, .*{metric} [01]\.\d{{4}}.*\)", repr(evaluation))
 
@@ -246,13 +235,7 @@ def test_rejects_arguments_of_the_other_task(classifier, detector, tmp_path):
         ln.evaluate(classifier, workers=-1)
 
 
-def test_a_training_set_is_evaluated_on_the_held_out_images_by_any_spelling_of_its_path(quick_run):
+def test_any_path_of_a_training_set_evaluates_its_held_out_images(quick_run):
     data = ln.load(quick_run).card.recipe["data"]
     for path in (f"{data}/", f"{data}/../{Path(data).name}"):
         assert len(ln.evaluate(quick_run, path, device="cpu").labels) == 4
-
-
-def test_evaluation_does_not_depend_on_the_batch_size(classifier, two_classes):
-    whole, divided = (ln.evaluate(classifier, two_classes, batch_size=size, device="cpu") for size in (20, 3))
-    assert whole.predicted.tolist() == divided.predicted.tolist()
-    np.testing.assert_allclose(whole.confidence, divided.confidence, rtol=1e-4)

@@ -22,19 +22,13 @@ def test_kernels_rejects_devices_that_do_not_exist(name, capsys, monkeypatch):
     assert f"device must be cpu, got '{name}'; PyTorch finds no GPU" in capsys.readouterr().err
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """The name of a GPU that only the kernels support."""
-    monkeypatch.setattr(device, "resolve_device", torch.device)
-    return "cuda:0"
-
-
 @pytest.mark.parametrize("reason", ["", "raises RuntimeError: out of registers"])
-def test_kernels_prints_every_check_of_a_gpu(reason, gpu, capsys, monkeypatch):
+def test_kernels_prints_every_check_of_a_gpu(reason, capsys, monkeypatch):
     pytest.importorskip("triton", reason="the kernels need Triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(device, "resolve_device", torch.device)
     monkeypatch.setattr(fused_check, "check", lambda *arguments: {"grad_values": "", "grad_table": reason})
-    assert main(["kernels", "--device", gpu]) == (1 if reason else 0)
+    assert main(["kernels", "--device", "cuda:0"]) == (1 if reason else 0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Triton's interpreter, compute capability 9.0, torch ")
     results = ["grad_values is right", f"grad_table {reason or 'is right'}"]

@@ -47,13 +47,9 @@ def test_recipe_name_without_a_variant_is_its_default_variant():
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_docstring_of_a_recipe_has_a_summary_and_a_command(name):
+def test_docstring_of_a_recipe_has_a_command_that_starts_it(name):
     package = next(each for each in RECIPE_PACKAGES if importlib.util.find_spec(f"{each}.{name}"))
     docstring = importlib.import_module(f"{package}.{name}").__doc__
-    summary = docstring.splitlines()[0]
-    assert 20 < len(summary) <= 120
-    assert summary.endswith(".")
-    assert re.search(r"%|accuracy|AP|Dice|[Nn]ot measured|Not run", docstring)
     (command,) = re.findall(f"^Run: lambdanets train ({name}.*)$", docstring, re.MULTILINE)
     recipe = parse_train_command(command.split())[2]
     assert all(getattr(recipe, field) != "" for field in recipe.PATHS)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import NonNegativeInt
 
 from lambdanets.errors import InputError
-from lambdanets.records import Range, Several, check, read_json, record, write_json
+from lambdanets.records import Range, Several, read_json, record, write_json
 
 
 @record
@@ -73,9 +73,3 @@ def test_rejects_files_that_are_not_json(content, tmp_path):
 def test_replacing_a_field_of_a_record_checks_it(field, value, message):
     with pytest.raises(InputError, match=f"^{message}$"):
         replace(Item(name="x", size=3), **{field: value})
-
-
-def test_check_names_the_argument():
-    check("count", 3, NonNegativeInt | None)
-    with pytest.raises(InputError, match=r"^count must be a valid integer, got 1\.5$"):
-        check("count", 1.5, NonNegativeInt | None)

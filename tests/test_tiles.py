@@ -89,7 +89,7 @@ def test_a_nucleus_inside_a_cell_of_another_tile_is_kept():
 
 
 @pytest.mark.parametrize(("height", "width", "batch_size"), [(100, 100, 1), (17, 205, 3)])
-def test_blended_predictions_of_single_pixels_equal_those_of_the_whole_image(height, width, batch_size):
+def test_blended_predictions_of_pixels_equal_those_of_the_whole_image(height, width, batch_size):
     image, shapes = torch.rand(3, height, width), []
 
     def predict(tiles):

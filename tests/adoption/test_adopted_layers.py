@@ -14,8 +14,6 @@ from lambdanets.adoption.trial import randomize
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 from lambdanets_lab.benchmark.measurement import relative_error
 
-_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
-
 
 def timm_layer(**options):
     return TimmLayer(12, dim_head=6, num_heads=3, **options)
@@ -78,7 +76,7 @@ def test_adopted_layer_equals_the_original(name, training, dtype):
         (output.square() * weights).sum().backward()
         outputs.append(output.detach())
         gradients.append(inputs.grad)
-    tolerance = _TOLERANCES[dtype]
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     assert relative_error(*reversed(outputs)) < tolerance
     assert relative_error(*reversed(gradients)) < tolerance
     # converts our gradients to the original's state-dict keys, in place of the weights

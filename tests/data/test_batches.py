@@ -27,6 +27,12 @@ class PartlyUnreadable(ImageArray):
         return super().load(index)
 
 
+class ShardedArray(ImageArray):
+    """65 images in shards of different sizes."""
+
+    shard_sizes = (5, 7, 3, 9, 4, 6, 8, 2, 5, 11, 1, 4)
+
+
 def images(count: int = 10, image_type: type[ImageArray] = ImageArray) -> ImageArray:
     pixels = np.repeat(np.arange(count, dtype=np.uint8), 4).reshape(count, 2, 2)
     return image_type(pixels, [index % 3 for index in range(count)], "numbers")
@@ -84,11 +90,14 @@ def test_validation_is_not_shuffled_and_starts_at_the_first_image() -> None:
     assert indices(batches) == list(range(10))
 
 
-@pytest.mark.parametrize(("num_done", "workers"), [(2, 2), (4, 0), (7, 0)])
-def test_resumed_loader_yields_the_batches_of_an_uninterrupted_one(num_done: int, workers: int) -> None:
-    uninterrupted = loader(images(11), workers=0)
+@pytest.mark.parametrize(
+    ("num_done", "workers", "image_type"),
+    [(2, 2, ImageArray), (4, 0, ImageArray), (7, 0, ImageArray), (7, 1, ShardedArray)],
+)
+def test_resumed_loader_yields_the_batches_of_an_uninterrupted_one(num_done, workers, image_type):
+    uninterrupted = loader(images(65, image_type), batch_size=20)
     expected = [*uninterrupted, *uninterrupted, *uninterrupted]
-    resumed = loader(images(11), workers=workers)
+    resumed = loader(images(65, image_type), batch_size=20, workers=workers)
     resumed.load_state_dict({"steps": num_done, "steps_per_epoch": len(resumed)})
     actual = [*resumed, *resumed]
     assert_same(actual, expected[num_done : num_done + len(actual)])
@@ -151,16 +160,6 @@ def test_unreadable_images_are_skipped_and_listed(workers: int) -> None:
     assert len(first.unreadable) == 3
 
 
-class ShardedArray(ImageArray):
-    """Images in shards of different sizes."""
-
-    shard_sizes = (5, 7, 3, 9, 4, 6, 8, 2, 5, 11, 1, 4)
-
-
-def find_shard(index: int) -> int:
-    return int(np.searchsorted(np.cumsum(ShardedArray.shard_sizes), index, side="right"))
-
-
 def step(image_type: type[ImageArray], rank: int, world_size: int, epoch: int, number: int, size: int) -> list[int]:
     keys, _ = Order(images(65, image_type), size, 0, BatchSlice(rank, world_size)).step(epoch, number)
     assert {key[0] for key in keys} <= {epoch}
@@ -182,8 +181,9 @@ def test_ranks_have_equal_numbers_of_images_per_step(image_type):
 
 
 def test_ranks_read_the_same_shard_only_at_their_boundary():
+    shard_of = np.repeat(np.arange(12), ShardedArray.shard_sizes)
     for epoch in range(5):
-        shards = [{find_shard(index) for index in step(ShardedArray, rank, 3, epoch, 0, 65)} for rank in range(3)]
+        shards = [{shard_of[index] for index in step(ShardedArray, rank, 3, epoch, 0, 65)} for rank in range(3)]
         assert len(shards[0] & shards[1]) <= 1
         assert len(shards[1] & shards[2]) <= 1
         assert not shards[0] & shards[2]

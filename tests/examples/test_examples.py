@@ -11,14 +11,10 @@ from scripts import load_script
 from training.runs import SEED
 
 
-def load(name):
-    return load_script(f"examples/{name}.py")
-
-
 @pytest.fixture
 def character_model(monkeypatch):
     """The script, with a text in which characters are those of six positions before."""
-    module = load("character_model")
+    module = load_script("examples/character_model.py")
     generator = random.Random(0)
     text = "".join(4 * "".join(generator.choices("abcdefgh", k=6)) for _ in range(1000))
     monkeypatch.setattr(module, "read_text", lambda: (text[:-3000], text[-3000:]))
@@ -41,7 +37,7 @@ def test_character_model_is_better_with_the_position_term(character_model, capsy
 
 @pytest.mark.slow
 def test_graph_model_learns_labels_only_with_edges():
-    module = load("graph")
+    module = load_script("examples/graph.py")
 
     def has_converged(results):
         content, edges = results["content only"], results["content and edges"]
@@ -53,7 +49,7 @@ def test_graph_model_learns_labels_only_with_edges():
 
 
 def test_graph_model_is_independent_of_padding():
-    module = load("graph")
+    module = load_script("examples/graph.py")
     torch.manual_seed(0)
     model = module.GraphModel(16, 2, position=True)
     for projection in model.projections:  # zero-initialized by default
@@ -71,7 +67,7 @@ def test_graph_model_is_independent_of_padding():
 
 @pytest.mark.slow
 def test_video_model_learns_the_direction_of_motion(monkeypatch):
-    module = load("video")
+    module = load_script("examples/video.py")
     training_size, other_size = (6, 8, 8), (6, 12, 10)
     monkeypatch.setattr(module, "TRAINING_SIZE", training_size)
     monkeypatch.setattr(module, "OTHER_SIZES", [other_size])

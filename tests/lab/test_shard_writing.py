@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from commands import contents
 from data.coco.coco_files import write_tar
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
@@ -17,10 +18,6 @@ from lambdanets.errors import InputError
 from lambdanets_lab import shards as module
 from lambdanets_lab.shard_checks import verify_shards
 from lambdanets_lab.shards import index_shards, write_shards
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def files_by_key(images: ShardedImages) -> dict[str, bytes]:
@@ -72,9 +69,9 @@ def test_written_bytes_do_not_depend_on_the_number_of_threads(two_classes, tmp_p
     splits = open_splits(str(tmp_path / "first"))  # shards can be written from shards
     for threads in (1, 2):
         write_shards(splits, tmp_path / str(threads), images_per_shard=5, threads=threads)
-    assert read_files(tmp_path / "1") == read_files(tmp_path / "2")
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
     write_shards(splits, tmp_path / "3", images_per_shard=5, seed=1)
-    assert read_files(tmp_path / "1") != read_files(tmp_path / "3")
+    assert contents(tmp_path / "1") != contents(tmp_path / "3")
 
 
 def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, tmp_path, monkeypatch):
@@ -105,7 +102,7 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, t
             write_shards(splits, tmp_path / "out", **{"images_per_shard": 3, **options})
     write_shards(splits, tmp_path / "out", images_per_shard=3)
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
-    assert read_files(tmp_path / "out") == read_files(tmp_path / "uninterrupted")
+    assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
 
 
 def test_unreadable_images_are_skipped_and_listed(two_classes, tmp_path):

@@ -20,10 +20,6 @@ def create_on_meta(name, **options):
     return timm.create_model(name, device="meta", dtype=torch.float32, **options)
 
 
-def images(size=32, count=2):
-    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
-
-
 @pytest.mark.parametrize("name", SHALLOW)
 def test_feature_and_head_shapes_match_the_default_cfg(name):
     model = create_on_meta(name).eval()

@@ -9,12 +9,12 @@ from lambdanets import LambdaLayer2d, create_model
 
 NAMES = ("lambda_unet_small", "unet_small")
 parametrize_names = pytest.mark.parametrize("name", NAMES)
-NARROW_OPTIONS = {"widths": (4, 8, 8), "scope": 5, "query_depth": 4, "heads": 2}
 
 
 def create_narrow(name, **options):
     torch.manual_seed(0)
-    return create_model(name, **{"num_classes": 3} | NARROW_OPTIONS | options)
+    narrow = {"num_classes": 3, "widths": (4, 8, 8), "scope": 5, "query_depth": 4, "heads": 2}
+    return create_model(name, **narrow | options)
 
 
 @pytest.mark.parametrize(("size", "name"), in_turn([(1, 1), (3, 50), (16, 16), (17, 33), (31, 9)], NAMES))

@@ -17,7 +17,7 @@ def model():
     return create_model("lambda_resnet20_small", num_classes=3)
 
 
-def test_rejects_weights_of_another_architecture(model, tmp_path):
+def test_rejects_weights_of_another_architecture(model):
     weights = model.state_dict()
     weights["extra.weight"] = weights.pop("layer4.0.conv2.embedding.table")
     weights["fc.bias"] = torch.zeros(4)

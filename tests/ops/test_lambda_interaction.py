@@ -149,12 +149,9 @@ def test_equals_a_loop_over_positions():
                 torch.testing.assert_close(result[b, h, n], lambda_n.T @ queries[b, h, n], rtol=1e-12, atol=1e-12)
 
 
-seeds = st.integers(0, 10_000)
-
-
 @settings(max_examples=30, deadline=None)
 @given(
-    seed=seeds,
+    seed=st.integers(0, 10_000),
     n=st.integers(2, 70),
     scale=st.sampled_from([1.0, 1e3, 1e6]),
     normalize_keys=st.sampled_from(["softmax", "l2", None]),

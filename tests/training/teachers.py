@@ -38,12 +38,3 @@ def write_selection(shards: Path, folder: Path, *, top: int = 2, classes: tuple[
     label_shards(write_teacher(folder / "teacher", classes), str(shards), folder / "labels", top=top)
     select(folder / "labels", folder / "selection", **{"confidence": 0.0, **options})
     return folder / "selection"
-
-
-def replace_bytes(shards: Path, number: int, old: bytes, new: bytes) -> Path:
-    """Replace bytes in one training shard, and return the path of the shard."""
-    path = sorted(shards.glob("train-*.tar"))[number]
-    content = path.read_bytes()
-    assert old in content
-    path.write_bytes(content.replace(old, new, 1))
-    return path

@@ -94,7 +94,7 @@ def test_rejects_options_that_need_gpus_without_them(fields, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["mobilenetv2_100", "lambda_resnet50"])
-def test_sync_batch_norm_converts_every_norm_and_keeps_activations_and_hooks(name):
+def test_sync_batch_norm_converts_every_norm_keeping_activations_and_hooks(name):
     def hooks(model):
         return [[*norm._forward_pre_hooks.values(), *norm._forward_hooks.values()] for norm in norms(model)]
 

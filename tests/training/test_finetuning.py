@@ -41,16 +41,10 @@ def finetune(weights, two_classes):
     return replace(find_recipe("finetune"), weights=str(weights), data=str(two_classes), **fields)
 
 
-def test_model_options_and_preprocessing_are_taken_from_the_weights(finetune):
-    recipe = ClassificationTask.resolve(finetune)
-    assert (recipe.model, recipe.model_options) == (BASE.model, BASE.model_options)
-    assert recipe.preprocessing == BASE.preprocessing
-    assert recipe.learning_rate == finetune.learning_rate
-
-
-def test_another_image_size_keeps_all_weights(finetune, weights):
+def test_another_image_size_keeps_weights_options_and_preprocessing(finetune, weights):
     recipe = ClassificationTask.resolve(replace(finetune, image_size=15))
-    assert recipe.preprocessing.image_size == 15
+    assert (recipe.model, recipe.model_options) == (BASE.model, BASE.model_options)
+    assert recipe.preprocessing == replace(BASE.preprocessing, image_size=15)
     after = build_model(recipe, 2).state_dict()
     assert [name for name, tensor in load_weights(weights).items() if not torch.equal(tensor, after[name])] == []
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from commands import contents
 from convergence import train_until
 from lambdanets.cli import main
 from lambdanets.errors import InputError
@@ -28,14 +29,6 @@ def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
         lambda result: result["top1"] == 1.0,
         lambda factor: run.start(replace(easy, epochs=8 * factor), tmp_path / str(factor)),
     )
-
-
-def test_interrupted_run_on_shards_resumes_bit_identically(quick, shards, tmp_path, monkeypatch):
-    recipe = replace(quick, data=str(shards))
-    run.start(recipe, tmp_path / "uninterrupted")
-    interrupted_run(replace(recipe, workers=1), tmp_path / "interrupted", monkeypatch)
-    run.resume(tmp_path / "interrupted")
-    assert_same_result(tmp_path / "uninterrupted", tmp_path / "interrupted")
 
 
 def test_run_stopped_by_a_signal_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch):
@@ -144,7 +137,7 @@ def test_a_run_with_other_data_or_weights_is_refused_and_unchanged(interrupted, 
     Image.new("RGB", (9, 9)).save(tmp_path / "others/dark/new.png")
     for run_folder in (quick_run, interrupted):
         folder = shutil.copytree(run_folder, tmp_path / run_folder.parent.name)
-        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        before = contents(folder)
         recipe = tmp_path / "recipe.py"
         fields = read_recipe(folder / "recipe.json")
         recipe.write_text(f"from lambdanets.tasks.recipes import *\nrecipe = {fields!r}")
@@ -153,7 +146,7 @@ def test_a_run_with_other_data_or_weights_is_refused_and_unchanged(interrupted, 
                 assert main([*start, str(folder), option, str(other)]) == 2
                 error = capsys.readouterr().err
                 assert "the data has changed" in error or f"{option[2:]} must be the same, since" in error
-                assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+                assert contents(folder) == before
         assert main(["train", "--resume", str(folder)]) == 0
         assert ("is finished; nothing was trained" in capsys.readouterr().err) == (run_folder == quick_run)
     assert_same_result(quick_run, folder)

@@ -104,9 +104,7 @@ def iterate_tensors(content, prefix=""):
             yield from iterate_tensors(value, f"{prefix}{key}.")
 
 
-def test_run_with_micro_batches_ema_and_frozen_norms_resumes_bit_identically(
-    task, recipe, finished, tmp_path, monkeypatch
-):
+def test_run_with_micro_batches_ema_and_frozen_norms_resumes_exactly(task, recipe, finished, tmp_path, monkeypatch):
     weights = Path(shutil.copy(finished / "weights.safetensors", tmp_path / "initial.safetensors"))
     identity = {"name": weights.name, "sha256": hashlib.sha256(weights.read_bytes()).hexdigest()}
     # interrupted again and again, in the middle of an epoch and after one; then the data is moved, without its weights

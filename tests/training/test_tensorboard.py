@@ -16,11 +16,6 @@ from lambdanets.training import run, run_log
 from training.runs import assert_same_result, at_step, exit_codes
 
 
-@pytest.fixture(autouse=True)
-def rows_every_second_step(monkeypatch):
-    monkeypatch.setattr(run_log, "STEPS_PER_ROW", 2)
-
-
 def read_events(folder):
     """Return the values of each tag by step, and assert that no step occurs twice."""
     events = EventAccumulator(str(folder / "tensorboard"), {"scalars": 0}).Reload()
@@ -60,6 +55,7 @@ def run_until_killed(recipe, folder, step, monkeypatch):
 
 @pytest.mark.forks
 def test_events_equal_metrics_csv_and_a_resumed_run_has_each_step_once(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_log, "STEPS_PER_ROW", 2)
     recipe = replace(quick, checkpoint_every=4, warmup_epochs=1.0)
     run.start(recipe, tmp_path / "uninterrupted")
     run_until_killed(recipe, tmp_path / "killed", 8, monkeypatch)  # when there are rows after the last checkpoint

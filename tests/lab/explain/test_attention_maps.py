@@ -56,10 +56,6 @@ def test_weights_are_products_of_queries_with_keys_and_embeddings():
     torch.testing.assert_close(attention.position.flatten(1), query @ embeddings[2 * 5 + 1].mT)
 
 
-def sample_positions(sides):
-    return [tuple(side - 1 for side in sides), (0,) * len(sides), tuple(side // 2 for side in sides)]
-
-
 @pytest.mark.parametrize(("case", "masked"), [(case, bool(i % 2)) for i, case in enumerate(MAPS)])
 def test_map_reproduces_the_output_of_map_layers(case, masked):
     layer_type, options, sides = MAPS[case]
@@ -70,9 +66,9 @@ def test_map_reproduces_the_output_of_map_layers(case, masked):
         mask[0, (-1,) * len(sides)] = False
     inputs = layer.prepare(x, mask)
     output = layer(x, mask)
-    assert_reproduces(
-        layer, inputs, output, sample_positions(output.shape[2:]), lambda position: (0, slice(None), *position)
-    )
+    sides = output.shape[2:]
+    positions = [tuple(side - 1 for side in sides), (0,) * len(sides), tuple(side // 2 for side in sides)]
+    assert_reproduces(layer, inputs, output, positions, lambda position: (0, slice(None), *position))
 
 
 TOKENS = {

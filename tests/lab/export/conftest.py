@@ -20,10 +20,9 @@ from training.runs import SHALLOW, quick_recipe
 
 
 class ExportedDetector(NamedTuple):
-    """A constructed detector, its weight file, its folder of images, and its ONNX file for images of any size."""
+    """A constructed detector, its folder of images, and its ONNX file for images of any size."""
 
     detector: ln.Detector
-    weights: Path
     images: Path
     exported: Exported
 
@@ -68,4 +67,4 @@ def exported_detector(tmp_path_factory: pytest.TempPathFactory) -> ExportedDetec
     write_constructed_detector(folder)
     detector = ln.load(folder / "initial.safetensors", device="cpu")
     exported = ln.export(detector, folder / "m.onnx", dynamic=True)
-    return ExportedDetector(detector, folder / "initial.safetensors", folder / "digits", exported)
+    return ExportedDetector(detector, folder / "digits", exported)

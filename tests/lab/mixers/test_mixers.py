@@ -94,12 +94,8 @@ def test_outputs_and_gradients_are_accurate_under_autocast(name, dtype):
     assert error < (0.3 if dtype == torch.bfloat16 else 0.05)
 
 
-def random_heads(*shape):
-    return torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
 def test_softmax_performer_converges_to_softmax_attention():
-    queries, keys, values = random_heads(1, 2, 30, 8)
+    queries, keys, values = random_maps(3, 1, 2, 30, 8)
     queries, keys = queries / 2, keys / 2
     expected = (queries @ keys.mT / math.sqrt(8)).softmax(dim=-1) @ values
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ from lambdanets.work import locked
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import open_labels, read_table, select
 from lambdanets_lab.shards import write_shards
-from training.teachers import CLASSES, replace_bytes, write_teacher
+from training.teachers import CLASSES, write_teacher
 
 SHARDS = [f"train-{number:05}" for number in range(8)]
 
@@ -94,7 +94,8 @@ def test_rejects_a_folder_of_other_labels_and_leaves_it_unchanged(teacher, shard
 
 
 def test_labeling_skips_and_lists_unreadable_images(teacher, shards, tmp_path):
-    damaged_shard = replace_bytes(shards, 2, b"IHDR", b"XXXX")
+    damaged_shard = shards / "train-00002.tar"
+    damaged_shard.write_bytes(damaged_shard.read_bytes().replace(b"IHDR", b"XXXX", 1))
     result = label_shards(teacher, str(shards), tmp_path / "out")
     assert (result.num_shards, result.num_images, len(result.unreadable)) == (8, 15, 1)
     assert result.unreadable[0].startswith(f"{damaged_shard}/")

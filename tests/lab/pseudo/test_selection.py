@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commands import contents
 from lambdanets.errors import InputError
 from lambdanets.records import write_json
 from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, read_table, select, write_table
@@ -135,10 +136,7 @@ def test_interrupted_selection_resumes_byte_identically(tmp_path, monkeypatch):
         select(tmp_path / "in", out, per_class=60)
     selection = select(tmp_path / "in", out, per_class=50)
     assert written == {path: path.stat().st_mtime_ns for path in written}
-    expected, actual = (
-        {path.name: path.read_bytes() for path in folder.iterdir()} for folder in (tmp_path / "uninterrupted", out)
-    )
-    assert actual == expected
+    assert contents(out) == contents(tmp_path / "uninterrupted")
     assert select(tmp_path / "in", out, per_class=50) == selection
 
 

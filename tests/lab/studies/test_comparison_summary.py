@@ -42,7 +42,7 @@ def results():
     return [result(content, 3, 0.5), result(position, 3, 0.7), result(content, 5, 0.6), result(position, 5, 0.8)]
 
 
-def test_unfinished_comparison_is_marked_and_variants_with_one_run_are_last(plan, results):
+def test_unfinished_comparison_is_marked_and_single_runs_are_last(plan, results):
     summary = collect(plan, results[:3])
     assert not summary.finished
     assert "not finished" in markdown(summary)

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from interactions import define, make_factors, run_with_content, supported_algorithms, with_gradients
+from interactions import make_factors, run_with_content, supported_algorithms, with_gradients
 
 from all_pairs import all_pairs
 from lambdanets.ops.tables import mask_future, pairwise_embeddings
@@ -53,10 +53,3 @@ def test_errors_are_at_most_twice_those_of_the_reference(case, dtype, algorithm)
     for name, result, reference, exact in zip(names, results, references, exact_results, strict=True):
         assert result.dtype == dtype
         assert_error_within_budget(result, reference, exact, name=name)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_reference_equals_the_definition(causal):
-    factors = make_factors((5, 6), (5, 13), u=2)
-    expected = define(*factors, (5, 6), causal=causal)
-    torch.testing.assert_close(multiply_lambdas(*factors, (5, 6), causal), expected)

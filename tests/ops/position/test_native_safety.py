@@ -36,14 +36,6 @@ def digest():
     return hashlib.sha256(b"".join(x.numpy().tobytes() for name in SIZES for x in run(name))).hexdigest()
 
 
-@pytest.fixture
-def two_threads():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.slow
 def test_sanitizers_find_no_errors_in_random_problems():
     command = [sys.executable, ROOT / "native/sanitize.py", "--quick", "--problems", "16"]
@@ -64,7 +56,8 @@ class Digests(torch.utils.data.Dataset):
 
 @needs_native
 @pytest.mark.forks
-def test_data_loader_workers_compute_after_threads_of_their_parent(two_threads):
+def test_data_loader_workers_compute_after_threads_of_their_parent():
+    torch.set_num_threads(2)
     expected = digest()
     loader = torch.utils.data.DataLoader(Digests(), num_workers=2, multiprocessing_context="fork", timeout=60)
     assert [batch[0] for batch in loader] == [expected] * 4
@@ -73,25 +66,22 @@ def test_data_loader_workers_compute_after_threads_of_their_parent(two_threads):
 @needs_native
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_eight_callers_with_teams_of_threads_get_the_same_bits(count):
-    threads, expected, actual = torch.get_num_threads(), digest(), []
+    expected, actual = digest(), []
 
     def call():
         torch.set_num_threads(count)
         actual.append(digest())
 
     callers = [threading.Thread(target=call) for _ in range(8)]
-    try:
-        for caller in callers:
-            caller.start()
-    finally:
-        for caller in callers:
-            caller.join()
-        torch.set_num_threads(threads)
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
     assert actual == [expected] * 8
 
 
 @needs_native
-def test_kernel_shares_the_threads_of_pytorch_beside_another_openmp_runtime():
+def test_kernel_shares_threads_of_pytorch_beside_another_openmp_runtime():
     lines = (
         "import psutil, sklearn.datasets, torch, lambdanets",  # scikit-learn brings a runtime
         "torch.set_num_threads(2)",

@@ -10,15 +10,6 @@ from lambdanets.inference.detections import Detections
 from lambdanets.inference.figures import overlay, overlay_classes
 
 
-def pixels(image):
-    return np.asarray(image).astype(int)
-
-
-def whole_masks(masks):
-    """Return masks (n, H, W) as crops."""
-    return [CroppedMask(0, 0, mask.numpy()) for mask in masks]
-
-
 @pytest.fixture
 def objects():
     """Two objects, one below the other, in an image of 40 x 32 pixels."""
@@ -29,7 +20,7 @@ def objects():
         "boxes": torch.tensor([[5.0, 4, 35, 14], [5, 18, 35, 30]]),
         "labels": torch.tensor([1, 2]),
         "scores": torch.tensor([0.9, 0.4]),
-        "crops": whole_masks(masks),
+        "crops": [CroppedMask(0, 0, mask.numpy()) for mask in masks],
         "size": (32, 40),
         "classes": ("cat", "dog"),
     }
@@ -41,7 +32,7 @@ GRAY = Image.new("L", (40, 32), 150)
 def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
     drawing = overlay(GRAY, Detections(**objects))
     assert drawing.size == (640, 512)
-    values = pixels(drawing)
+    values = np.asarray(drawing).astype(int)
     object_1, object_2, background = values[9 * 16, 20 * 16], values[24 * 16, 20 * 16], values[16 * 16, 2 * 16]
     assert background.tolist() == [150, 150, 150]
     assert np.abs(object_1 - background).max() > 30

@@ -9,7 +9,7 @@ import pytest
 from lambdanets.errors import InputError
 from lambdanets.training import run
 from lambdanets_lab.detection_report import report
-from training.detection.tiny_detection import edit_annotations, remove_annotations, tiny_recipe
+from training.detection.tiny_detection import edit_annotations, tiny_recipe
 from training.runs import interrupted_run, load_weights, read_metrics
 
 
@@ -52,7 +52,7 @@ def test_run_without_readable_validation_objects_has_no_ap(tiny, tmp_path):
 
 @pytest.mark.parametrize(("split", "name"), [("train", "data"), ("val", "validation_data")])
 def test_rejects_a_detection_set_without_objects(tiny, split, name, tmp_path):
-    remove_annotations(tmp_path / f"digits/{split}.json")
+    edit_annotations(tmp_path / f"digits/{split}.json", annotations=[])
     with pytest.raises(InputError, match=f"^{name} must have at least one object with iscrowd 0, got none"):
         run.start(tiny, tmp_path / "run")
     assert not (tmp_path / "run").exists()

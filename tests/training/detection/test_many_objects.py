@@ -32,19 +32,15 @@ def square(number):
     return coco_files.annotation(number + 1, bbox=[x, y, 4, 4], area=16, segmentation=[polygon])
 
 
-def annotated_squares():
-    """Return a gray image with annotated squares of 4 x 4 pixels in a grid."""
+@pytest.fixture(scope="module")
+def many_objects():
+    """A gray image with annotated squares of 4 x 4 pixels in a grid."""
     pixels = np.full((1, HEIGHT, WIDTH), 90, np.uint8)
     images = [coco_files.image(1, height=HEIGHT, width=WIDTH)]
     content = coco_files.content(*map(square, range(NUM_OBJECTS)), images=images)
     content["categories"] = [{"id": 7, "name": "square"}]  # of one class, only outlines are drawn
     annotations = parse_annotations(json.dumps(content).encode(), Path("here"))
     return AnnotatedImages(annotations, ImageArray(pixels, [0], "memory"), "")
-
-
-@pytest.fixture(scope="module")
-def many_objects():
-    return annotated_squares()
 
 
 def peak_memory():

@@ -76,7 +76,3 @@ def merge_into_two_categories(path: Path) -> None:
             for annotation in annotations
         ],
     )
-
-
-def remove_annotations(path: Path) -> None:
-    edit_annotations(path, annotations=[])

@@ -47,19 +47,14 @@ def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
     train_until(has_learned, train)
 
 
-def make_module(recipe, batch_slice=None):
+def validate(recipe, batch_slice):
     torch.manual_seed(0)
     task = SegmentationTask(recipe)
     task.model = build_model(recipe, task.classes).eval()
     module = TrainingModule(task, 1, batch_slice)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
-    return module
-
-
-def validate(recipe, batch_slice):
-    module = make_module(recipe, batch_slice)
     module.on_validation_epoch_start()
-    evaluator = module.task.evaluator(module.task.validation)
+    evaluator = task.evaluator(task.validation)
     for batch_idx, batch in enumerate(evaluator.batches(batch_size=1, batch_slice=batch_slice)):
         module.validation_step(batch, batch_idx)
     module.on_validation_epoch_end()
