@@ -1,5 +1,5 @@
-"""Signal handling of the command line: SIGINT, SIGTERM, SIGHUP, and SIGUSR1 and SIGUSR2, which schedulers are told
-to send, end a command with exit code 130.
+"""Signal handling of the command line: SIGINT, SIGTERM, SIGHUP, and SIGUSR1 and SIGUSR2, which job schedulers
+send on request, end a command with exit code 130.
 
 Outside of `uninterrupted` blocks, at once. Within them, the block ends where it calls `check_signals`, between two
 images or steps, so that what it is writing is complete; a second SIGINT ends the process at once. Only the command line
