@@ -155,6 +155,7 @@ INVALID = [
     ({"a": ZEROS}, rf"images must be {EXPECTED}, got \{{'a': "),
     ([ZEROS, None], rf"images\[1\] must be {EXPECTED}, got None"),
     (ZEROS.astype(np.float32), f"{UNREADABLE}its dtype must be uint8, .*, got float32"),
+    (ZEROS[..., 0].astype(np.int64), f"{UNREADABLE}its dtype must be uint8, .*, got int64"),
     ([ZEROS[None]], r"cannot read the image images\[0\]: .* 4 dimensions"),
     (torch.zeros(5, 4, 4), f"{UNREADABLE}.* 5 channels"),
     (torch.zeros(3, 4, 4).long(), f"{UNREADABLE}its dtype must be uint8, .*, got torch.int64"),

@@ -1,10 +1,10 @@
-"""Signal handling of the command line: SIGINT, SIGTERM, SIGHUP, and SIGUSR1 and SIGUSR2, which schedulers are told
-to send, end a command with exit code 130.
+"""Signal handling of the command line: SIGINT, SIGTERM, SIGHUP, and SIGUSR1 and SIGUSR2, which job schedulers
+send on request, end a command with exit code 130.
 
 Outside of `uninterrupted` blocks, at once. Within them, the block ends where it calls `check_signals`, between two
 images or steps, so that what it is writing is complete; a second SIGINT ends the process at once. Only the command line
 installs handlers. Programs that import the package keep their own. While a run trains, `training/checkpoints.py` has
-handlers of its own, which stop it after a step.
+a handler of its own, which stops it after a step.
 """
 
 import contextlib
@@ -15,12 +15,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from lambdanets.terminal import echo
 
 Handler = Callable[[int, FrameType | None], None]
 EXIT_CODE = 130
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # Windows has only the first two
+_USER_SIGNALS = ("SIGUSR1", "SIGUSR2")
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", *_USER_SIGNALS)  # Windows has only the first two
 SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 # Only the main thread handles signals.
@@ -33,13 +35,19 @@ _stopping = False  # whether a signal has arrived in a block
 def handle_signals(handler: Handler | None = None) -> Iterator[None]:
     """Install a handler of SIGNALS within the block, by default that of the command line.
 
-    Not for signals that the parent process ignores: SIGHUP under nohup, SIGINT in a background job.
+    Not for signals that the parent process ignores (SIGHUP under nohup, SIGINT in a background job), nor for those that
+    the program handles, such as SIGUSR2 with submitit. SIGUSR1 and SIGUSR2 are handled only in the command line, since
+    Python does not know the handlers of faulthandler.
     """
     global _pending, _stopping
     _pending = _stopping = False
     signals = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    handled = [signum for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN]
-    previous = {signum: signal.signal(signum, handler or _handle) for signum in handled}
+    previous: dict[signal.Signals, Any] = {}
+    for signum in signals:
+        old = signal.getsignal(signum)
+        is_default = old in (signal.SIG_DFL, signal.default_int_handler)
+        if old is _handle or (is_default and (handler is None or signum.name not in _USER_SIGNALS)):
+            previous[signum] = signal.signal(signum, handler or _handle)
     try:
         yield
     finally:

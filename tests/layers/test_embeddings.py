@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.utils.parametrizations import spectral_norm
 
 from lambdanets import RelativeEmbedding
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
@@ -104,3 +105,9 @@ def test_rejects_invalid_edges(arguments, message):
 def test_rejects_invalid_constructor_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_parametrized_table_is_converted():
+    embedding = RelativeEmbedding((3, 3), 16)
+    spectral_norm(embedding, "table")  # has vectors
+    assert embedding.double().table.dtype == torch.float64

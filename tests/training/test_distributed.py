@@ -140,6 +140,15 @@ def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path):
     assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in expected_rows]
 
 
+@pytest.mark.forks
+def test_ranks_have_their_own_paths_of_the_data(tmp_path):
+    paths = [tmp_path / "first", tmp_path / "second"]
+    for path in paths:
+        path.mkdir()
+    resolved = run_on_two_ranks(lambda rank: run.resolve_recipe(replace(RECIPE, data=str(paths[rank]))).data, tmp_path)
+    assert resolved == [str(path) for path in paths]
+
+
 def train_command_on_rank(rank: int, recipe: str, folder: Path) -> tuple[int, str]:
     """Run a training command on one of two ranks; return its exit code and stderr."""
     become_rank(rank)

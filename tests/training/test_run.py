@@ -14,6 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import evaluate
 from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
+from lambdanets.signals import handle_signals
 from lambdanets.training import run
 from lambdanets.training.checkpoints import Interrupted
 from lambdanets.training.module import TrainingModule
@@ -37,7 +38,7 @@ def test_run_stopped_by_a_signal_resumes_bit_identically(quick, quick_run, tmp_p
     for step, signum, saved in ((0, signal.SIGINT, 1), (4, signal.SIGTERM, 5), (8, signal.SIGUSR1, 6)):
         with monkeypatch.context() as patch:
             at_step(patch, step, lambda signum=signum: os.kill(os.getpid(), signum))
-            with pytest.raises(Interrupted):
+            with handle_signals(), pytest.raises(Interrupted):
                 run.start(replace(quick, checkpoint_every=1000), folder)
         assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == saved
     run.resume(folder)

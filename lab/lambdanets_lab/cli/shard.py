@@ -9,7 +9,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
-from lambdanets.records import Seed, record
+from lambdanets.records import Seed, ValidationShare, record
 from lambdanets.signals import resumable, uninterrupted
 from lambdanets.terminal import echo
 
@@ -32,7 +32,7 @@ class Shard:
     """With --index: text file with one class name per line."""
     data_root: str | None = None
     """Root folder of a timm dataset, such as torch/cifar10."""
-    validation_share: float = 0.2
+    validation_share: ValidationShare = 0.2
     """Fraction of each class used for validation if the data has no validation split."""
     images_per_shard: PositiveInt = 10_000
     """Maximum number of images per shard."""

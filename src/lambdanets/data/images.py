@@ -117,7 +117,10 @@ def check_readable(load: Callable[[int], Any], count: int, split: str, max_unrea
             return
         except UnreadableImage as error:
             unreadable.append(f"{error.path}: {error.reason}")
-    raise InputError(f"none of the first {len(unreadable)} {split} images can be read: {'; '.join(unreadable[:3])}")
+    raise InputError(
+        f"none of the first {len(unreadable)} {split} images can be read: {'; '.join(unreadable[:3])}; repair them, "
+        f"or raise max_unreadable ({max_unreadable})"
+    )
 
 
 def check_unreadable(messages: Sequence[str], limit: int) -> None:

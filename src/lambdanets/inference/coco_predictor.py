@@ -144,7 +144,8 @@ def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...])
 
 def open_with_categories(data: str, images: str, categories: tuple[Category, ...]) -> AnnotatedImages:
     """Open an annotated set. Raises InputError if ids or names of its categories differ from `categories`."""
-    annotated = open_digits()[1] if data == "digits" else open_annotated(Path(data), Path(images))
+    known = [each.id for each in categories]
+    annotated = open_digits()[1] if data == "digits" else open_annotated(Path(data), Path(images), known)
     found = annotated.annotations.categories
     wanted, got = ([f"{nfc(each.name)!r} (id {each.id})" for each in several] for several in (categories, found))
     if got != wanted:

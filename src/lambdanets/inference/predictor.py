@@ -4,7 +4,7 @@ import os
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -212,10 +212,12 @@ def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
                 raise InputError("its values must be in [0, 1]; divide 8-bit values by 255")
             image = (image.float() * 255).round().byte()
         if isinstance(image, np.ndarray) and image.ndim == 2:
-            image = fromarray(image)
+            with suppress(TypeError):  # of int64 and others, which Pillow does not have
+                image = fromarray(image)
         if not isinstance(image, Image):
             if image.dtype not in (np.uint8, torch.uint8):
-                raise InputError(f"its dtype must be uint8, or floating point of a tensor, got {image.dtype}")
+                expected = "uint8, floating point of a tensor, or up to 32 bits in an array (H, W)"
+                raise InputError(f"its dtype must be {expected}, got {image.dtype}")
             image = to_pil_image(image)
         converted = convert_image(image, channel, stretch)  # before EXIF is read, which may decode PNG to 8 bits
         return rotate(converted, image.getexif().get(Base.Orientation, 1))

@@ -33,7 +33,11 @@ class EmbeddingTable(Layer):
 
         The first axis stays, since FSDP shards it.
         """
-        return super()._apply(lambda table: fn(table.flatten(1)).view(table.shape), recurse)
+
+        def convert(table: Tensor) -> Tensor:  # or a part of a parametrization, or an FSDP shard with one axis
+            return fn(table.flatten(1)).view(table.shape) if table.ndim > 3 else fn(table)
+
+        return super()._apply(convert, recurse)
 
     def extra_repr(self) -> str:
         return " x ".join(str(side) for side in self.table.shape)

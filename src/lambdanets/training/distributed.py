@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from lambdanets.errors import InputError, RankZeroFailed
-from lambdanets.signals import EXIT_CODE, SIGNALS
+from lambdanets.signals import EXIT_CODE
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -61,10 +61,10 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     # otherwise torchrun would give each process one thread
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    signals = ",".join(each.name for each in SIGNALS)
-    options = ["--standalone", f"--nproc-per-node={num_processes}", f"--signals-to-handle={signals}", "-m", "--"]
+    signals = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # by default, without the last two
+    options = ["--standalone", f"--nproc-per-node={num_processes}", signals, "-m", "--", "lambdanets"]
     try:
-        torchrun.run(torchrun.parse_args([*options, "lambdanets", *arguments]))
+        torchrun.run(torchrun.parse_args([*options, *arguments]))
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         return code if code > 0 else 1  # negative for a signal

@@ -53,7 +53,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     if encode_utf8(str(folder)).decode() != str(folder):
         raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
     with process_group() as world, ExitStack() as stack:
-        recipe = broadcast_from_rank_zero(lambda: resolve_recipe(recipe, folder))
+        recipe = resolve_recipe(recipe, folder)
         run_folder = _run_folder(folder, recipe)
         broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
         if not broadcast_from_rank_zero((folder / RESULT).is_file):  # else the folder may be read-only
@@ -83,7 +83,7 @@ def resume(folder: Path) -> dict[str, Any]:
 def check(recipe: TrainingRecipe) -> Task:
     """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
     with process_group() as world:
-        return prepare(broadcast_from_rank_zero(lambda: resolve_recipe(recipe)), world)[0]
+        return prepare(resolve_recipe(recipe), world)[0]
 
 
 def dry_run(recipe: TrainingRecipe) -> list[str]:
@@ -93,7 +93,7 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
     where training would.
     """
     with process_group() as world:
-        task, training, _ = prepare(broadcast_from_rank_zero(lambda: resolve_recipe(recipe)), world)
+        task, training, _ = prepare(resolve_recipe(recipe), world)
         recipe, steps, accumulation = task.recipe, training.steps_per_epoch, training.accumulation_steps
         images_per_step = sum(recipe.step_sizes(len(task.training)))
         micro_batch = -(-images_per_step // (world.world_size * accumulation))
@@ -140,8 +140,14 @@ def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> Traini
 
     folder: of the run, which keeps its precision on a machine with another GPU, or none.
 
+    All ranks get the recipe of rank zero, with their own paths: $TMPDIR, and what links lead to, differ between nodes.
     Raises InputError if a required field is missing.
     """
+    resolved = broadcast_from_rank_zero(lambda: _resolve(recipe, folder))
+    return replace(resolved, **absolute_paths(recipe))
+
+
+def _resolve(recipe: TrainingRecipe, folder: Path | None) -> TrainingRecipe:
     for name in recipe.PATHS:
         if getattr(recipe, name) == "":
             raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
@@ -150,7 +156,7 @@ def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> Traini
     if recipe.precision == "auto":
         has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
         recipe = replace(recipe, precision="bf16-mixed" if has_bfloat16 else "32-true")
-    resolved: TrainingRecipe = task_class(recipe).resolve(replace(recipe, **absolute_paths(recipe)))
+    resolved: TrainingRecipe = task_class(recipe).resolve(recipe)
     if not resolved.model:
         raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
     return resolved

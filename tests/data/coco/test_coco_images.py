@@ -89,6 +89,15 @@ def test_names_match_across_unicode_normal_forms(tmp_path: Path, form: Literal["
     assert first_pixels(open_with_categories(str(write(tmp_path / "a.json", coco)), str(folder), of_training)) == [7]
 
 
+def test_a_category_of_training_is_kept_without_annotations(tmp_path: Path) -> None:
+    categories = [{"id": 1, "name": "animal"}, {"id": 7, "name": "seven", "supercategory": "animal"}]
+    path = write(tmp_path / "a.json", content(annotation(1), images=[image(1, "1.png")]) | {"categories": categories})
+    of_training = (Category(1, "animal"), Category(7, "seven"))
+    folder = write_folder(tmp_path / "f", FILES)
+    assert open_with_categories(str(path), str(folder), of_training).annotations.categories == of_training
+    assert open_annotated(path, folder).annotations.categories == of_training[1:]
+
+
 @pytest.mark.parametrize(
     ("files", "names", "message"),
     [
