@@ -1,6 +1,7 @@
 """Trained models that come with the package."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -102,17 +103,18 @@ def test_nuclei_are_evaluated_on_12_bit_files_as_they_are_predicted(tmp_path):
     assert scores == pytest.approx(expected.scores.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["convnext_atto", "densenet121", "mobilenetv2_lambda"])
-def test_feature_maps_have_the_weights_of_a_file_of_a_classifier(name, tmp_path):
-    """timm replaces points in the names of modules by underscores, or puts "model." before them."""
+@pytest.mark.parametrize("name", ["convnext_atto", "densenet121", "mobilenetv2_lambda", "unet_small"])
+def test_feature_maps_have_the_weights_of_a_file_of_a_network(name, tmp_path, capsys):
+    """timm replaces points in the names of modules by underscores, or puts "model." or "graph_module." before them."""
     model = ln.create_model(name, num_classes=2).eval()
     path = tmp_path / "weights.pth"
     torch.save(model.state_dict(), path)
-    options = {} if name == "mobilenetv2_lambda" else {"feature_cls": "list"}
+    options = {} if name in ("mobilenetv2_lambda", "unet_small") else {"feature_cls": "list"}
     features = ln.create_model(name, pretrained=path, num_classes=2, features_only=True, **options).eval()
     reference = timm.create_model(name, features_only=True).eval()
     expected = {key.replace(".", "_"): tensor for key, tensor in model.state_dict().items()}
     actual = features.state_dict()
     assert actual.keys() == reference.state_dict().keys()
     for key, tensor in actual.items():
-        assert torch.equal(tensor, expected[key.removeprefix("model.").replace(".", "_")])
+        assert torch.equal(tensor, expected[re.sub(r"^(model|graph_module)\.", "", key).replace(".", "_")])
+    assert not capsys.readouterr().err  # that there are several networks in the file
