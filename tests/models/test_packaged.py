@@ -73,6 +73,14 @@ def test_other_number_of_classes_reinitializes_the_classifier():
     assert ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=0)(torch.randn(2, 1, 16, 16)).shape
 
 
+def test_weights_of_rgb_images_fit_images_with_other_channels():
+    name, x = "lambda_resnet20_small", torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = ln.create_model(name, "cifar10").eval()(x.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(ln.create_model(name, "cifar10", in_chans=1).eval()(x), expected)
+    actual = ln.create_model(name, "cifar10", in_chans=12).eval()(x.expand(-1, 12, -1, -1))
+    torch.testing.assert_close(actual, expected)
+
+
 def test_rejects_other_architectures_and_unknown_names():
     with pytest.raises(InputError, match="resnet50_lambda classifier, got 'digits', a classification model"):
         ln.create_model("resnet50_lambda", pretrained="digits")
