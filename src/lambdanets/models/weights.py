@@ -114,6 +114,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Tensors in dictionaries of a checkpoint have dotted names, such as "state_dict.conv1.weight"; `match_names` finds
     those of a network. Pickles are read by torch.load with weights_only=True, so no code from the file runs.
     """
+    if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs"):
+        raise InputError(f"{path} must have weights, got a pointer of Git LFS; git lfs pull downloads the file")
     if path.suffix.lower() == ".safetensors":
         try:
             with safe_open(path, framework="pt") as file:
