@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from timm.models.resnet import BasicBlock
 
 from lambdanets import LambdaLayer2d, create_model
 
@@ -41,6 +42,14 @@ def test_gradient_checkpointing_keeps_gradients_bit_identical():
 def test_embedding_tables_have_no_weight_decay():
     model = create_model("lambda_resnet20_small")
     assert model.no_weight_decay() == {"layer3.1.conv2.embedding.table", "layer4.0.conv2.embedding.table"}
+
+
+def test_basic_blocks_have_lambda_layers_too():
+    options = {"block": BasicBlock, "lambda_blocks": ((), (), (1, 2), (1,)), "share_embeddings": True}
+    model = create_model("lambda_resnet20_small", num_classes=3, **options).eval()
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+    assert model.layer3[0].conv2.embedding is model.layer3[1].conv2.embedding
+    assert model.layer3[0].conv2.embedding is not model.layer4[0].conv2.embedding
 
 
 @pytest.mark.parametrize("pattern", ["LLL", "LLLLL", "LXLL", ""])

@@ -128,9 +128,9 @@ class LambdaResNet(ResNetBase):
             for block in stage:
                 if number > 3:  # the paper's parameter counts are without, even beside convolutions
                     block.se = None
-                if isinstance(block, Bottleneck):
-                    input_strides[block.conv2] = stride
-                    stride *= block.conv2.stride[0]
+                for conv in (block.conv1, block.conv2):  # the stride is that of conv1 in a BasicBlock
+                    input_strides[conv] = stride
+                    stride *= conv.stride[0]
 
         shared_embeddings: dict[int, RelativeEmbedding] = {}  # by input stride
 
