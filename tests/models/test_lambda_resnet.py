@@ -25,6 +25,8 @@ def test_small_model_keeps_the_resolution_of_small_images():
     features = model(torch.randn(2, 1, 28, 28))
     assert model.feature_info.reduction() == [1, 1, 2, 4, 8]
     assert [f.shape[2] for f in features] == [28, 28, 14, 7, 4]
+    dilated = create_model("lambda_resnet20_small", in_chans=1, features_only=True, output_stride=4)
+    assert [f.shape[2] for f in dilated(torch.randn(2, 1, 28, 28))] == [28, 28, 14, 7, 7]
 
 
 def test_gradient_checkpointing_keeps_gradients_bit_identical():
