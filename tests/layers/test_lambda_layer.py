@@ -307,6 +307,11 @@ INVALID_ARGUMENTS = [
 ]
 
 
+def test_scope_and_grid_may_be_lists():
+    assert LambdaLayer2d(8, scope=[3, 5]).embedding.scope == (3, 5)
+    assert LambdaLayer2d(8, scope=None, grid=[3, 5]).embedding.scope == (5, 9)
+
+
 @pytest.mark.parametrize(("options", "message"), INVALID_ARGUMENTS)
 def test_rejects_invalid_constructor_arguments(options, message):
     with pytest.raises(ValueError, match=message):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from timm.models.resnet import BasicBlock
 
 from lambdanets import LambdaLayer2d, create_model
 
@@ -24,11 +25,21 @@ def test_small_model_keeps_the_resolution_of_small_images():
     features = model(torch.randn(2, 1, 28, 28))
     assert model.feature_info.reduction() == [1, 1, 2, 4, 8]
     assert [f.shape[2] for f in features] == [28, 28, 14, 7, 4]
+    dilated = create_model("lambda_resnet20_small", in_chans=1, features_only=True, output_stride=4)
+    assert [f.shape[2] for f in dilated(torch.randn(2, 1, 28, 28))] == [28, 28, 14, 7, 7]
 
 
 def test_embedding_tables_have_no_weight_decay():
     model = create_model("lambda_resnet20_small")
     assert model.no_weight_decay() == {"layer3.1.conv2.embedding.table", "layer4.0.conv2.embedding.table"}
+
+
+def test_basic_blocks_have_lambda_layers_too():
+    options = {"block": BasicBlock, "lambda_blocks": ((), (), (1, 2), (1,)), "share_embeddings": True}
+    model = create_model("lambda_resnet20_small", num_classes=3, **options).eval()
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
+    assert model.layer3[0].conv2.embedding is model.layer3[1].conv2.embedding
+    assert model.layer3[0].conv2.embedding is not model.layer4[0].conv2.embedding
 
 
 @pytest.mark.parametrize("pattern", ["LLL", "LLLLL", "LXLL", ""])

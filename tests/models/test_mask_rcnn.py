@@ -142,6 +142,7 @@ def test_pyramid_strides_do_not_depend_on_the_first_image():
     ("options", "message"),
     [
         ({"levels": (1, 3)}, "levels must have strides that double"),
+        ({"box_detection_per_img": 9}, "no argument 'box_detection_per_img'; the nearest is box_detections_per_img"),
         ({"levels": (2, 9)}, r"lambda_resnet20_small cannot be built with .*'out_indices': \(2, 9\)"),
         ({"backbone": "skresnet18"}, "padding cannot be hidden in skresnet18: its maps depend"),
         ({"backbone": "lambda_resnet51"}, "there is no model named 'lambda_resnet51'"),
@@ -159,6 +160,12 @@ def test_rejects_invalid_arguments(options, message):
 @pytest.mark.parametrize("backbone", ["ese_vovnet19b_dw", "densenet121"])
 def test_padding_can_be_hidden_in_networks_of_timm(backbone):
     assert small_mask_rcnn(backbone).backbone.strides == (4, 8, 16, 32, 64)
+
+
+def test_networks_of_timm_may_have_one_channel():
+    options = {"backbone_options": {"in_chans": 1}, "image_mean": [0.5], "image_std": [0.5]}
+    detections = small_mask_rcnn("resnet10t", **options).eval()([torch.rand(1, 40, 50)])
+    assert detections[0]["masks"].shape[1:] == (1, 40, 50)
 
 
 def test_mask_threshold_equals_thresholded_probabilities(simulated_model):

@@ -1,6 +1,7 @@
 """Trained models that come with the package."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -51,6 +52,14 @@ def test_other_number_of_classes_reinitializes_the_classifier():
     assert ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=0)(torch.randn(2, 1, 16, 16)).shape
 
 
+def test_weights_of_rgb_images_fit_images_with_other_channels():
+    name, x = "lambda_resnet20_small", torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = ln.create_model(name, "cifar10").eval()(x.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(ln.create_model(name, "cifar10", in_chans=1).eval()(x), expected)
+    actual = ln.create_model(name, "cifar10", in_chans=12).eval()(x.expand(-1, 12, -1, -1))
+    torch.testing.assert_close(actual, expected)
+
+
 def test_rejects_other_architectures_and_unknown_names():
     with pytest.raises(InputError, match="resnet50_lambda classifier, got 'digits', a classification model"):
         ln.create_model("resnet50_lambda", pretrained="digits")
@@ -83,17 +92,18 @@ def test_nuclei_in_12_bit_images_are_predicted_and_evaluated_alike(tmp_path):
     assert scores == pytest.approx(expected.scores.tolist(), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["convnext_atto", "densenet121", "mobilenetv2_lambda"])
-def test_feature_maps_have_the_weights_of_a_file_of_a_classifier(name, tmp_path):
-    """timm replaces points in the names of modules by underscores, or puts "model." before them."""
+@pytest.mark.parametrize("name", ["convnext_atto", "densenet121", "mobilenetv2_lambda", "unet_small"])
+def test_feature_maps_have_the_weights_of_a_file_of_a_network(name, tmp_path, capsys):
+    """timm replaces points in the names of modules by underscores, or puts "model." or "graph_module." before them."""
     model = ln.create_model(name, num_classes=2).eval()
     path = tmp_path / "weights.pth"
     torch.save(model.state_dict(), path)
-    options = {} if name == "mobilenetv2_lambda" else {"feature_cls": "list"}
+    options = {} if name in ("mobilenetv2_lambda", "unet_small") else {"feature_cls": "list"}
     features = ln.create_model(name, pretrained=path, num_classes=2, features_only=True, **options).eval()
     reference = timm.create_model(name, features_only=True).eval()
     expected = {key.replace(".", "_"): tensor for key, tensor in model.state_dict().items()}
     actual = features.state_dict()
     assert actual.keys() == reference.state_dict().keys()
     for key, tensor in actual.items():
-        assert torch.equal(tensor, expected[key.removeprefix("model.").replace(".", "_")])
+        assert torch.equal(tensor, expected[re.sub(r"^(model|graph_module)\.", "", key).replace(".", "_")])
+    assert not capsys.readouterr().err  # that there are several networks in the file

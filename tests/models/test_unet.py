@@ -1,5 +1,7 @@
 """U-Nets: shapes at any size, gradients, positions of lambda layers, invalid arguments, export, torch.compile."""
 
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -92,3 +94,17 @@ def test_compiled_and_exported_unets_have_the_same_logits_at_odd_sizes():
         expected = model(x)
         for graph in (torch.compile(model, backend="eager", fullgraph=True), torch.export.export(model, (x,)).module()):
             torch.testing.assert_close(graph(x), expected)
+
+
+@parametrize_names
+def test_features_only_returns_the_maps_of_the_encoder(name):
+    model = create_narrow(name).eval()
+    features = create_narrow(name, features_only=True, out_indices=(0, 1, 2)).eval()
+    features.load_state_dict({key: model.state_dict()[key.partition(".")[2]] for key in features.state_dict()})
+    x, maps = torch.randn(2, 3, 9, 14), []
+    for block in model.encoder:
+        block.register_forward_hook(lambda block, inputs, output: maps.append(output))
+    model(x)
+    for actual, expected in zip(pickle.loads(pickle.dumps(features))(x), maps, strict=True):
+        assert torch.equal(actual, expected)
+    assert (features.feature_info.channels(), features.feature_info.reduction()) == ([4, 8, 8], [1, 2, 4])

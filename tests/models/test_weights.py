@@ -115,3 +115,11 @@ def test_checkpoint_path_is_read_like_pretrained(model, tmp_path):
     assert torch.equal(loaded.fc.weight, model.fc.weight)
     with pytest.raises(InputError, match="there is no such file"):
         create_model("lambda_resnet20_small", checkpoint_path=str(tmp_path / "missing.pth"))
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "ckpt"])
+def test_a_pointer_of_git_lfs_is_not_called_corrupt(suffix, tmp_path):
+    path = tmp_path / f"weights.{suffix}"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1234\n")
+    with pytest.raises(InputError, match="must have weights, got a pointer of Git LFS"):
+        read_weights(path)

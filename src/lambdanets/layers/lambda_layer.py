@@ -272,12 +272,12 @@ def _split_slices(x: Any, axis: int, slices: int) -> Tensor:
 def _table_sides(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
     """Return the sides of a layer's own embedding table, which RelativeEmbedding checks further."""
     sides = (scope,) * dimensions if isinstance(scope, int) else scope
-    if scope is None and isinstance(grid, tuple):
+    if scope is None and isinstance(grid, tuple | list):
         sides = tuple(2 * side - 1 for side in grid)
     elif grid is not None or scope is None:
         expected = "a tuple of sides if scope is None, else None"
         raise ValueError(f"grid must be {expected}, got {grid} and scope={scope}")
-    if not isinstance(sides, tuple) or len(sides) != dimensions:
+    if not isinstance(sides, tuple | list) or len(sides) != dimensions:
         argument = scope if grid is None else grid
         raise ValueError(f"scope or grid must have {dimensions} side(s), got {argument!r}")
-    return sides
+    return tuple(sides)

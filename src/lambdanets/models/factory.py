@@ -10,7 +10,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.models import build_model_with_cfg, model_entrypoint
+from timm.models import adapt_input_conv, build_model_with_cfg, model_entrypoint
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
 
@@ -63,7 +63,7 @@ def create_model(
             of the trained model; for other names 1000, or 2 for a U-Net. If it differs from that of a trained model,
             the classifier is randomly initialized.
         overrides: constructor arguments of the model, such as scope=7, drop_path_rate=0.1, in_chans=1 or
-            features_only=True.
+            features_only=True. As in timm, weights of RGB images are summed for in_chans=1 and repeated for others.
 
     Raises ValueError for an unknown name, with similar names, for an invalid override, or for weights that do not fit
     the model.
@@ -115,6 +115,9 @@ def create_model(
             classifier = f"{model.pretrained_cfg.get('classifier', '')}."
             kept = {name: tensor for name, tensor in state.items() if name.startswith(classifier)}
             weights = {name: x for name, x in weights.items() if not name.startswith(classifier)} | kept
+        first = f"{model.pretrained_cfg.get('first_conv')}.weight"
+        if first in state.keys() & weights.keys() and weights[first].shape[1] == 3:  # for other in_chans, as in timm
+            weights[first] = adapt_input_conv(state[first].shape[1], weights[first].float())
         load_tensors(model, weights, str(pretrained))
     if adopts:
         adopt(model)

@@ -58,6 +58,8 @@ class ResNetBase(ResNet):
     feature_info: list[dict[str, Any]]
 
     def __init__(self, *, small_images: bool = False, **resnet: Any) -> None:
+        if small_images and "output_stride" in resnet:
+            resnet["output_stride"] *= 4  # of the default stem and its pooling
         super().__init__(**resnet)
         if not small_images:
             return
@@ -66,7 +68,6 @@ class ResNetBase(ResNet):
         self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False, **factory_kwargs)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()
-        # the default stem and its pooling have stride 2 each
         self.feature_info = [info | {"reduction": max(info["reduction"] // 4, 1)} for info in self.feature_info]
 
     def stages(self) -> list[Any]:
@@ -128,9 +129,9 @@ class LambdaResNet(ResNetBase):
             for block in stage:
                 if number > 3:  # the paper's parameter counts are without, even beside convolutions
                     block.se = None
-                if isinstance(block, Bottleneck):
-                    input_strides[block.conv2] = stride
-                    stride *= block.conv2.stride[0]
+                for conv in (block.conv1, block.conv2):  # the stride is that of conv1 in a BasicBlock
+                    input_strides[conv] = stride
+                    stride *= conv.stride[0]
 
         shared_embeddings: dict[int, RelativeEmbedding] = {}  # by input stride
 

@@ -5,6 +5,7 @@ padding (`padding.py`); the scales of pyramid levels are computed from their str
 batch; and boxes are float32 also under autocast, because bfloat16 represents only every fourth pixel beyond 512.
 """
 
+import inspect
 import math
 import sys
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.ops.poolers import initLevelMapper
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, nearest_hint
 from lambdanets.models.factory import create_model
 from lambdanets.models.padding import (
     add_padding_hooks,
@@ -243,10 +244,14 @@ def mask_rcnn(
         options: arguments of torchvision's MaskRCNN, such as box_detections_per_img, image_mean, and min_size with
             max_size in place of image_size.
 
-    Raises ValueError if the backbone has no feature maps, if the strides of the levels are not consecutive powers of
-    two, or if a backbone of timm does not support padded batches: with hide_padding=True, its maps must be independent
-    of padding; with hide_padding=False, it must accept images whose sides are any multiples of its largest stride.
+    Raises ValueError for an unknown option, if the backbone has no feature maps, if the strides of the levels are not
+    consecutive powers of two, or if a backbone of timm does not support padded batches: with hide_padding=True, its
+    maps must be independent of padding; with hide_padding=False, it must accept images whose sides are any multiples of
+    its largest stride.
     """
+    known = inspect.signature(TorchvisionMaskRCNN).parameters
+    if unknown := sorted(options.keys() - known.keys()):  # torchvision ignores them
+        raise InputError(f"mask_rcnn takes no argument {unknown[0]!r}{nearest_hint(unknown[0], known)}")
     network = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
     module = sys.modules[model_entrypoint(backbone).__module__] if is_model(backbone) else None

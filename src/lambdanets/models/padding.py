@@ -229,7 +229,8 @@ def check_padded_batches(pyramid: Any, name: str) -> None:
     side = max(_SIDE, stride)
     # at the bottom with and without padding, at the right with more and less
     sizes = [(side, side * 5 // 8)]
-    images = torch.rand(1, 3, 2 * side, 3 * side, generator=torch.Generator().manual_seed(0)).double()
+    channels = next(pyramid.parameters()).shape[1]
+    images = torch.rand(1, channels, 2 * side, 3 * side, generator=torch.Generator().manual_seed(0)).double()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(1)  # torch.manual_seed would seed the GPUs as well
         # at initialization, residual branches output 0, which would hide errors

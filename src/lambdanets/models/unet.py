@@ -28,7 +28,7 @@ class UNet(nn.Module):
     replace the second convolution of each block.
 
     The input is padded at the bottom and right to a multiple of `stride` by replicating its last row and column, and
-    the output is cropped.
+    the output is cropped. With timm's features_only=True, it returns the maps of the encoder, which are not cropped.
 
     Args:
         in_chans: channels of the input.
@@ -69,6 +69,11 @@ class UNet(nn.Module):
 
         self.in_chans, self.num_classes, self.num_features = in_chans, num_classes, widths[0]
         self.stride = 2 ** (len(widths) - 1)
+        self.feature_info = [  # of timm's features_only
+            {"num_chs": width, "reduction": 2**level, "module": f"encoder.{level}"}
+            for level, width in enumerate(widths)
+        ]
+        self.pool = nn.MaxPool2d(2)
         self.encoder = nn.ModuleList(make_block(dim, level) for level, dim in enumerate((in_chans, *widths[:-1])))
         levels = range(len(widths) - 2, -1, -1)
         self.upsample = nn.ModuleList(
@@ -94,7 +99,7 @@ class UNet(nn.Module):
         x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
         maps: list[Tensor] = []
         for level, block in enumerate(self.encoder):
-            x = block(F.max_pool2d(x, 2) if level else x)
+            x = block(self.pool(x) if level else x)
             maps.append(x)
         maps.pop()
         for upsample, block in zip(self.upsample, self.decoder, strict=True):
@@ -147,7 +152,7 @@ def lambda_unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     1.11 million parameters for two classes, 4.1 billion multiply-adds for an image of 256 x 256.
     overrides: arguments of `UNet`.
     """
-    return build_model_with_cfg(UNet, "lambda_unet_small", pretrained, **{"lambda_stages": 3} | overrides)
+    return _create("lambda_unet_small", pretrained, **{"lambda_stages": 3} | overrides)
 
 
 @register_model
@@ -157,4 +162,9 @@ def unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     1.94 million parameters for two classes, 3.0 billion multiply-adds for an image of 256 x 256.
     overrides: arguments of `UNet`.
     """
-    return build_model_with_cfg(UNet, "unet_small", pretrained, **overrides)
+    return _create("unet_small", pretrained, **overrides)
+
+
+def _create(name: str, pretrained: bool, **arguments: Any) -> nn.Module:
+    # the modules are not a sequence, so features are those of nodes in the graph
+    return build_model_with_cfg(UNet, name, pretrained, feature_cfg={"feature_cls": "fx"}, **arguments)

@@ -29,6 +29,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 # Modules that PyTorch's wrappers put into names, also in the middle of a name.
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+_EXTRACTORS = re.compile(r"^(model|graph_module)\.")  # what timm's networks with features_only=True put before names
 # What checkpoints of timm and others contain beside tensors: their arguments and scores. None of these runs code.
 _SAFE_TYPES: list[Any] = [
     *(argparse.Namespace, defaultdict, dict, list, np.ndarray, np.dtype),
@@ -113,6 +114,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Tensors in dictionaries of a checkpoint have dotted names, such as "state_dict.conv1.weight"; `match_names` finds
     those of a network. Pickles are read by torch.load with weights_only=True, so no code from the file runs.
     """
+    if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(b"version https://git-lfs"):
+        raise InputError(f"{path} must have weights, got a pointer of Git LFS; git lfs pull downloads the file")
     if path.suffix.lower() == ".safetensors":
         try:
             with safe_open(path, framework="pt") as file:
@@ -150,16 +153,18 @@ def match_names(weights: dict[str, Tensor], names: Collection[str], source: str)
     The prefix that training code puts before names, such as "state_dict." or "model.net.", is removed: the one with
     the most names of the model. Tensors without the prefix are left out: they belong to losses, optimizers or copies of
     the model. Among copies, the EMA or teacher is used, with a message on stderr.
-    Names may also differ as those of timm's networks with features_only=True do: underscores for points, and "model.".
+    Names may also differ as those of timm's networks with features_only=True do: underscores for points, and a prefix.
     """
     weights = {_WRAPPERS.sub("", name): tensor for name, tensor in weights.items()}
-    own = {name.removeprefix("model.").replace("_", "."): name for name in names} | {name: name for name in names}
+    own = {_EXTRACTORS.sub("", name).replace("_", "."): name for name in names} | {name: name for name in names}
 
     def own_name(name: str) -> str | None:
         return own.get(name) or own.get(name.replace("_", "."))
 
-    starts = [(name, start) for name in weights for start in (0, *(dot.end() for dot in re.finditer(r"\.", name)))]
-    counts = Counter(name[:start] for name, start in starts if own_name(name[start:]))
+    counts: Counter[str] = Counter()
+    for name in weights:
+        starts = (0, *(dot.end() for dot in re.finditer(r"\.", name)))
+        counts.update([name[:start] for start in starts if own_name(name[start:])][:1])
 
     def rank(prefix: str) -> tuple[int, bool, int]:
         is_average = not {"ema", "teacher"}.isdisjoint(re.split(r"[._]", prefix))
