@@ -85,7 +85,6 @@ print(f"area: median {np.median(areas):.0f} pixels, from {areas.min():.0f} to {a
 # If your cells look different, train on your own outlines in COCO format (most annotation tools export it),
 # starting from these weights:
 #
-#     lambdanets train nuclei --weights nuclei --data train.json --images PHOTOS \
-#       --validation-data val.json --validation-images PHOTOS
+#     lambdanets train nuclei --weights nuclei --data train.json --images PHOTOS --validation-data val.json
 #
 # [Detection](../detection.md) has the options, and what was measured on real nuclei.
