@@ -213,7 +213,8 @@ def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
             image = (image.float() * 255).round().byte()
         if not isinstance(image, Image):
             if image.dtype not in (np.uint8, torch.uint8):
-                raise InputError(f"its dtype must be uint8, or floating point of a tensor, got {image.dtype}")
+                got = f"{image.dtype}; save it as a TIFF file and pass its path"
+                raise InputError(f"its dtype must be uint8, or floating point of a tensor, got {got}")
             image = to_pil_image(image)
         converted = convert_image(image, channel, stretch)  # before EXIF is read, which may decode PNG to 8 bits
         return rotate(converted, image.getexif().get(Base.Orientation, 1))
