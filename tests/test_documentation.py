@@ -71,6 +71,7 @@ class Folder:
             "NEW_PHOTOS": partial(write_images, count=2, brightness=60),
             "MICROGRAPHS": partial(write_images, count=1, brightness=20),
             "IMAGES": partial(shutil.copytree, digits / "train"),
+            "LABELS": self.write_labels,
             **{f"{name}.json": partial(shutil.copy, digits / "train.json") for name in COCO_FILES},
             "photo.jpg": self.write_photo,
             "scan.png": self.write_photo,
@@ -80,6 +81,11 @@ class Folder:
 
     def write_photo(self, path, size=(96, 96)):
         Image.open(self.photo).convert("RGB").resize(size).save(path)
+
+    def write_labels(self, path):
+        path.mkdir()
+        for image in Path("IMAGES").iterdir():
+            Image.fromarray(np.eye(64, dtype=np.uint16)).save(path / f"{image.stem}.png")
 
     def provide(self, text):
         for name, write in self.files.items():

@@ -55,8 +55,8 @@ print("boxes", tuple(nuclei.boxes.shape), "masks", tuple(nuclei.masks.shape))
 
 # %%
 labels = np.zeros(nuclei.masks.shape[1:], np.uint16)
-for number, mask in enumerate(nuclei.masks.numpy(), start=1):
-    labels[mask.astype(bool)] = number
+for number in range(len(nuclei), 0, -1):  # the highest score last: it has the pixel where masks overlap
+    labels[nuclei.masks[number - 1].numpy()] = number
 tifffile.imwrite("labels.tif", labels)
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))
@@ -85,7 +85,6 @@ print(f"area: median {np.median(areas):.0f} pixels, from {areas.min():.0f} to {a
 # If your cells look different, train on your own outlines in COCO format (most annotation tools export it),
 # starting from these weights:
 #
-#     lambdanets train nuclei --weights nuclei --data train.json --images PHOTOS \
-#       --validation-data val.json --validation-images PHOTOS
+#     lambdanets train nuclei --weights nuclei --data train.json --images PHOTOS --validation-data val.json
 #
 # [Detection](../detection.md) has the options, and what was measured on real nuclei.

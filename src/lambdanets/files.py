@@ -59,8 +59,9 @@ def atomic_open(path: Path, backup: Path | None = None) -> Iterator[BinaryIO]:
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading. Raises OSError for other types such as named pipes, which may block forever."""
-    if not stat.S_ISREG(Path(path).stat().st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+    if not stat.S_ISREG(mode := Path(path).stat().st_mode):
+        problem = "it is a folder; name its files" if stat.S_ISDIR(mode) else "it is not a regular file"
+        raise OSError(errno.EINVAL, problem, os.fspath(path))
     return Path(path).open("rb")
 
 

@@ -58,10 +58,10 @@ def truncated(image_format: str, size: int) -> bytes:
     ("make", "reason"),
     [
         (truncated("JPEG", 900), "truncated"),
-        (b"not pixels", "it is not an image of a known format$"),
+        (b"not pixels", "it is not an image of a known format; convert it to TIFF, PNG or JPEG$"),
         (b"", "the file is empty"),
         (lambda path: None, "there is no such file"),
-        (Path.mkdir, "it is not a regular file"),
+        (Path.mkdir, "it is a folder; name its files"),
         (os.mkfifo, "it is not a regular file$"),
     ],
 )

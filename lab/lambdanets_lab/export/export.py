@@ -1,4 +1,4 @@
-"""Export of classifiers, detectors and networks to files that other runtimes execute."""
+"""Export of trained models and networks to files that other runtimes execute."""
 
 import json
 import math
@@ -14,7 +14,8 @@ from torch import nn
 from lambdanets.errors import InputError, nearest_hint, one_line
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.loading import load_one_of
+from lambdanets.inference.loading import load
+from lambdanets.inference.predictor import Predictor
 from lambdanets.signals import check_signals, uninterrupted
 from lambdanets.work import check_new_file
 from lambdanets_lab.export.graphs import Graph, Shape, make_graph, make_metadata, zero_norm_weights
@@ -48,7 +49,7 @@ class Exported:
 
 
 def export(
-    model: str | os.PathLike[str] | Classifier | Detector | nn.Module,
+    model: str | os.PathLike[str] | Predictor | nn.Module,
     path: str | os.PathLike[str],
     *,
     to: str = "onnx",
@@ -60,9 +61,9 @@ def export(
     """Export a model, run the file in its runtime, and compare the outputs with PyTorch's on random images.
 
     Args:
-        model: a run folder or weight file, a `Classifier` or `Detector`, or a network with images (b, c, H, W) as input
-            and a tensor or a sequence or mapping of tensors as output, such as one with features_only. It is exported
-            in evaluation mode and in float32.
+        model: what `load` takes or returns, or a network with images (b, c, H, W) as input and a tensor or a sequence
+            or mapping of tensors as output, such as one with features_only. It is exported in evaluation mode and in
+            float32.
         path: new file, with the suffix .onnx, .xml or .pt2.
         to: "onnx", for ONNX Runtime; "openvino", an .xml file and a .bin file with the weights; "pt2", for
             torch.export; "aoti", also .pt2, compiled by AOTInductor for this kind of processor.
@@ -76,10 +77,10 @@ def export(
             without dynamic. For a classifier, a dataset in a format of `lambdanets train --data`: up to 300 training
             images are the calibration data, and accuracy is measured on the validation split.
 
-    The input is "images", preprocessed; the output "logits" for classifiers, otherwise "output", "output_0" and so on,
-    or the keys of the mapping. For detectors, the input is one image with values in [0, 1], already resized, and the
-    outputs are those of `DetectionGraph`: "boxes", "labels", "scores" and "masks" of n objects. Class names,
-    preprocessing and the shape are metadata of the file, as JSON with the key "lambdanets".
+    The input is "images", preprocessed; the output "logits" for classifiers and segmenters, otherwise "output",
+    "output_0" and so on, or the keys of the mapping. For detectors, the input is one image with values in [0, 1],
+    already resized, and the outputs are those of `DetectionGraph`: "boxes", "labels", "scores" and "masks" of n
+    objects. Class names, preprocessing and the shape are metadata of the file, as JSON with the key "lambdanets".
 
     Raises InputError, and leaves no file, for invalid arguments, for a network that cannot be exported, if the outputs
     differ by more than 1e-4 (relative norm) or more than 2% of the objects differ, and if int8 loses more than 0.005
@@ -94,7 +95,7 @@ def export(
     for file in files:
         check_new_file(file)
     runtime.check_installed()  # before the model is traced, which takes long
-    loaded = load_one_of((Classifier, Detector), model, "cpu") if isinstance(model, str | os.PathLike) else model
+    loaded = load(model, device="cpu") if isinstance(model, str | os.PathLike) else model
     if to == "aoti" and isinstance(loaded, Detector):
         raise InputError(
             "to must be onnx, openvino or pt2 for a detector, got aoti: "

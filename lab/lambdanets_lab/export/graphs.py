@@ -15,6 +15,7 @@ from torchvision.ops import box_iou
 from lambdanets.errors import InputError, one_line
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
+from lambdanets.inference.predictor import Predictor
 from lambdanets.records import check
 from lambdanets_lab.export.detector import OUTPUTS, DetectionGraph
 
@@ -57,9 +58,7 @@ class Graph:
         return list(self.reference(images))
 
 
-def make_graph(
-    model: Classifier | Detector | nn.Module, image_size: int | tuple[int, int] | None, batch_size: int
-) -> Graph:
+def make_graph(model: Predictor | nn.Module, image_size: int | tuple[int, int] | None, batch_size: int) -> Graph:
     """Return the graph of a model.
 
     Raises InputError for a model of another type, an invalid shape of the images, and a network that fails on images of
@@ -68,12 +67,12 @@ def make_graph(
     check("batch_size", batch_size, PositiveInt)
     if isinstance(model, Detector):
         return _detector_graph(model, image_size, batch_size)
-    network = model.model if isinstance(model, Classifier) else model
+    network = model.model if isinstance(model, Predictor) else model
     if not isinstance(network, nn.Module):
-        raise InputError(f"model must be a classifier, a detector or a network, got {type(model).__name__}")
+        raise InputError(f"model must be a trained model or a network, got {type(model).__name__}")
     shape = (batch_size, _channels(network), *_sides(model, image_size))
     copied, names = _copy_for_export(network, shape)
-    if isinstance(model, Classifier):
+    if isinstance(model, Predictor) and len(names) == 1:
         names = ("logits",)
     error_name = "relative difference from PyTorch"
     return Graph(copied, shape, names, (0, 2, 3), copied, _make_noise, relative_error, error_name, _MAX_ERROR)
@@ -81,7 +80,7 @@ def make_graph(
 
 def make_metadata(model: Any, graph: Graph, *, dynamic: bool) -> dict[str, Any]:
     """Return the metadata of the file: the model card, and the shape of the images and names of the outputs."""
-    card = json.loads(model.card.without_paths().to_json()) if isinstance(model, Classifier | Detector) else {}
+    card = json.loads(model.card.without_paths().to_json()) if isinstance(model, Predictor) else {}
     return card | {"images": list(graph.shape), "dynamic": dynamic, "outputs": list(graph.outputs)}
 
 
@@ -144,7 +143,8 @@ def _channels(network: nn.Module) -> int:
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             return module.in_channels
-    raise InputError(f"model must be a network with images as input, got {type(network).__name__} without convolutions")
+    got = f"{type(network).__name__} without 2-D convolutions; for other inputs, use torch.onnx.export(dynamo=True)"
+    raise InputError(f"model must be a network with images as input, got {got}")
 
 
 def _sides(model: Any, image_size: int | tuple[int, int] | None) -> tuple[int, int]:

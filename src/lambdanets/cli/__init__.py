@@ -22,7 +22,7 @@ COMMANDS = {
     "explain": "Show what lambda layers look at in an image: lambdanets explain CHECKPOINT IMAGE --out FOLDER.",
     "demo": "Try models on images in the browser, on this machine: lambdanets demo [MODELS...].",
     "adopt": "Replace the lambda layers of a timm model and save it: lambdanets adopt MODEL --out FOLDER.",
-    "export": "Export a classifier or detector to ONNX, OpenVINO or torch.export: lambdanets export RUN --out FILE.",
+    "export": "Export a trained model to ONNX, OpenVINO or torch.export: lambdanets export RUN --out FILE.",
     "shard": "Write a dataset as WebDataset shards, verify or index shards: lambdanets shard DATA OUT.",
     "pseudo-label": "Pseudo-label images with a teacher: lambdanets pseudo-label TEACHER SHARDS OUT.",
     "report": "Compare detection runs as in the paper's Table 14: lambdanets report RUNS...",

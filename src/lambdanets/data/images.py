@@ -155,7 +155,7 @@ def describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) 
     if isinstance(error, UnidentifiedImageError):
         with _open(source) as file:
             empty = file.seekable() and file.seek(0, os.SEEK_END) == 0
-        return "the file is empty" if empty else "it is not an image of a known format"
+        return "the file is empty" if empty else "it is not an image of a known format; convert it to TIFF, PNG or JPEG"
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, OSError) and error.strerror:

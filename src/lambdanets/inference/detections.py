@@ -132,9 +132,9 @@ def make_label_image(objects: Detections, min_score: float) -> tuple[np.ndarray,
 def measure_objects(image: Image.Image, labels: np.ndarray, objects: Detections) -> list[dict[str, Any]]:
     """Return one row per object of the label image of an image, with all `COLUMNS` except "image".
 
-    scikit-image measures them. Intensities are those of the image in gray, from 0 to 255. Lengths are in pixels: area,
-    centroid (row, column), box (top, left, bottom, right; the last two exclusive), diameter of the circle of the same
-    area, eccentricity of the ellipse of the same second moments.
+    scikit-image measures them. Intensities are those of the image as it was read, stretched or not, in gray, from 0 to
+    255. Lengths are in pixels: area, centroid (row, column), box (top, left, bottom, right; the last two exclusive),
+    diameter of the circle of the same area, eccentricity of the ellipse of the same second moments.
     """
     from skimage.measure import regionprops_table  # slow to import
 

@@ -177,7 +177,7 @@ def read_card(source: str | Path, metadata: Mapping[str, Any]) -> ModelCard:
     could be another one.
     """
     if "lambdanets" not in metadata:
-        raise InputError(f"{source} has no model card; use a weight file of a run")
+        raise InputError(f"{source} has no model card; use a weight file of a run, or create_model(NAME, FILE)")
     content, problem = metadata["lambdanets"], f"{source} has no valid model card"
     fields = parse_json(content, dict[str, Any], problem)
     if (entry := task_entry(fields.get("task"))) is None:

@@ -13,7 +13,6 @@ from lambdanets.tasks.recipes import DetectionRecipe
 recipe = DetectionRecipe(
     images="",
     validation_data="",
-    validation_images="",
     model="lambda_resnet20_small",
     model_options={"small_images": False},
     image_size=384,

@@ -12,7 +12,6 @@ from lambdanets.tasks.recipes import SegmentationRecipe
 recipe = SegmentationRecipe(
     images="",
     validation_data="",
-    validation_images="",
     epochs=20,
     jitter=(0.7, 1.4),
     rotate=True,

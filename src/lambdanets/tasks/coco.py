@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import abstractmethod
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.data.order import permutation
 from lambdanets.errors import InputError
 from lambdanets.inference.coco_predictor import open_validation
+from lambdanets.inference.loading import read_model
+from lambdanets.models.weights import find_weights
 from lambdanets.tasks.recipes import CocoRecipe
 from lambdanets.training.task import Task
 
@@ -47,7 +50,8 @@ class CocoTask(Task):
             subset = permutation(len(training), recipe.seed, 0)[: recipe.training_images]
             self.source += f", {len(subset)} of {len(training)} training images"
             training = training.select(sorted(subset.tolist()))
-        self.training, self.validation = training, open_validation(recipe.fields(), categories)
+        self.training = replace(training, stretch=recipe.stretch)
+        self.validation = replace(open_validation(recipe.fields(), categories), stretch=recipe.stretch)
         for name, images in (("data", self.training), ("validation_data", self.validation)):
             if all(instance.crowd for image in images.annotations.images for instance in image.objects):
                 got = f"none: {self.source}; if a tool wrote 1 for masks of single objects, as CVAT does, write 0"
@@ -58,6 +62,15 @@ class CocoTask(Task):
         self.findings = {"training": self.training.problems, "validation": self.validation.problems}
         fingerprints = self.training.fingerprint + self.validation.fingerprint
         self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
+
+    @classmethod
+    def resolve(cls, recipe: Any) -> Any:
+        """Return the recipe with `stretch` if the model of its initial weights stretches images."""
+        if recipe.weights is not None and not recipe.stretch:
+            with suppress(InputError):  # weights without a card, or of a resumed run, which needs none
+                card = read_model(find_weights(recipe.weights))[1]
+                recipe = replace(recipe, stretch=card.stretch)
+        return recipe
 
     @classmethod
     def quicktest(cls, recipe: Any, folder: Path) -> Any:

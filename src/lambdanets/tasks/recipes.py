@@ -78,6 +78,9 @@ class CocoRecipe(TrainingRecipe, Normalization):
     """Validation images: a folder or an uncompressed tar. If none, they are looked up in --images."""
     training_images: PositiveInt | None = None
     """Number of training images to use, chosen at random. If none, all are used."""
+    stretch: bool = False
+    """Map the intensities of background and objects to the same values in all images, for micrographs of any bit depth
+    and brightness. Also done if the model of --weights, such as nuclei, does it."""
     jitter: Range = (0.8, 1.25)
     """Scale jitter in training: range of the random factor of the scale. For detection, factor 1 fits an image into the
     image size; for segmentation, it leaves an image at its own resolution."""

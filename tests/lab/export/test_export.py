@@ -17,6 +17,9 @@ import lambdanets as ln
 from lambdanets.adoption.layout import SlicesLambdaLayer
 from lambdanets.cli import main
 from lambdanets.errors import InputError
+from lambdanets.inference.model_card import SegmenterCard, make_card
+from lambdanets.models.weights import WEIGHTS, save_weights
+from lambdanets.tasks.recipes import SegmentationRecipe
 from lambdanets_lab.export.runtimes import RUNTIMES, Onnx
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
@@ -96,7 +99,7 @@ class NotExportable(nn.Module):
     ("make_model", "name", "options", "message"),
     [
         (lambda network: network, "m.onnx", {"to": "tensorrt"}, "to must be one of onnx, openvino, pt2, aoti, got"),
-        (lambda network: 3, "m.onnx", {}, "model must be a classifier, a detector or a network, got int"),
+        (lambda network: 3, "m.onnx", {}, "model must be a trained model or a network, got int"),
         (lambda network: nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
         (lambda network: NotExportable(), "m.onnx", {"image_size": 8}, "cannot be exported by torch.export"),
         (
@@ -112,6 +115,19 @@ def test_invalid_arguments_are_one_line_errors_without_a_file(make_model, name, 
         ln.export(make_model(network), tmp_path / name, **{"image_size": 16} | options)
     assert "\n" not in str(raised.value)
     assert file_names(tmp_path) == []
+
+
+def test_exported_segmenter_has_the_logits_and_the_card(tmp_path):
+    torch.manual_seed(0)
+    recipe = SegmentationRecipe(images="", model_options={"scope": 3, "widths": [4, 8, 16], "lambda_stages": 1})
+    network = ln.create_model(recipe.model, num_classes=3, **recipe.model_options)
+    card = make_card(SegmenterCard, recipe, ("a", "b"), category_ids=(1, 2))
+    save_weights(tmp_path / WEIGHTS, network, card.to_json())
+    exported = ln.export(tmp_path / WEIGHTS, tmp_path / "m.onnx", image_size=32, dynamic=True)
+    metadata = read_metadata("onnx", exported.path)
+    assert (metadata["classes"], metadata["outputs"]) == (["a", "b"], ["logits"])
+    (logits,) = exported.run(torch.zeros(2, 3, 40, 56))
+    assert logits.shape == (2, 3, 40, 56)
 
 
 @pytest.mark.parametrize(("factor", "error"), [(1.01, "1.0e-02"), (torch.nan, "nan")])

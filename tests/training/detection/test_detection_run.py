@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lambdanets.errors import InputError
+from lambdanets.tasks.detection import DetectionTask
 from lambdanets.training import run
 from lambdanets_lab.detection_report import report
 from training.detection.tiny_detection import edit_annotations, tiny_recipe
@@ -25,6 +26,14 @@ def assert_finite(folder):
 
 def keep_annotations_of_first_image(annotations):
     return [annotation for annotation in annotations if annotation["image_id"] == 1]
+
+
+def test_training_from_weights_of_a_model_that_stretches_stretches_too(tiny):
+    task = DetectionTask(run.resolve_recipe(replace(tiny, weights="nuclei")))
+    assert task.training.stretch
+    assert task.validation.stretch
+    assert task.card().stretch
+    assert not run.resolve_recipe(replace(tiny, weights="cifar10")).stretch
 
 
 def test_result_identifies_data_by_hash_not_by_path(tiny, tmp_path):
