@@ -59,7 +59,7 @@ def pytest_collection_finish() -> None:
 def default_signal_handlers() -> None:
     """Restore the default handlers: background shells ignore SIGINT, nohup ignores SIGHUP, torchrun sets its own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name in ("SIGTERM", "SIGHUP"):
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_DFL)
 
