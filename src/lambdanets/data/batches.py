@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -68,7 +68,7 @@ def keep_lists(images: list[Any], targets: list[Any]) -> tuple[list[Any], list[A
     return images, targets
 
 
-class Batches:
+class Batches(AbstractContextManager["Batches"]):
     """A DataLoader over a set of images that can resume in the middle of an epoch.
 
     images: a set with `len(images)` and `images.name(index)`, for messages.
@@ -167,9 +167,6 @@ class Batches:
             keys = [_Key(*image, step_images) for image in images]
             # strided, so that each micro-batch has images of both sets of an order with two sets
             yield from (keys[first :: self.accumulation_steps] for first in range(self.accumulation_steps))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
