@@ -57,9 +57,7 @@ class _Key(NamedTuple):
     step_images: int
 
 
-# load(images, index) returns an image and its target, or raises UnreadableImage
 Load = Callable[[Any, int], tuple[Any, Any]]
-# collate(images, targets) returns the images and the targets of a batch, of which there may be none
 Collate = Callable[[list[Any], list[Any]], tuple[Any, Any]]
 
 
@@ -73,7 +71,7 @@ class Batches(AbstractContextManager["Batches"]):
 
     images: a set with `len(images)` and `images.name(index)`, for messages.
     load: load(images, index) returns an image and its target, or raises UnreadableImage.
-    collate: collate(images, targets) makes those of a batch, by default lists.
+    collate: collate(images, targets) makes those of a batch, which may be none; by default lists.
     batch_size: images per training step, over all ranks and micro-batches.
     batch_slice: the rank, world size, number of accumulation steps and smallest micro-batch.
     order: the images of each training step; by default `Order`.
