@@ -17,7 +17,6 @@ from torch import Tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 
 MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
-MAX_UINT16 = 65_535
 # Columns of the table, by property of scikit-image's regionprops.
 _PROPERTIES = {
     "label": "object",
@@ -119,7 +118,7 @@ def make_label_image(objects: Detections, min_score: float) -> tuple[np.ndarray,
         top, left, mask = objects.crops[order[number - 1]]
         image[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = number
     visible = np.bincount(image.ravel())[1:].nonzero()[0]
-    labels = np.zeros(len(order) + 1, np.uint16 if len(visible) <= MAX_UINT16 else np.int32)
+    labels = np.zeros(len(order) + 1, np.uint16 if len(visible) < 2**16 else np.int32)
     labels[visible + 1] = np.arange(1, len(visible) + 1)
     return labels[image], objects.select(order[visible].tolist())
 

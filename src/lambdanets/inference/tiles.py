@@ -18,13 +18,12 @@ from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.detections import Detections
 from lambdanets.progress import track
 
-_MIN_TILES = 2  # images are divided if their longer side exceeds this many tiles
 _MAX_OVERLAP = 0.5  # fraction of an object's pixels that others may cover
 
 
 def is_tiled(size: Sequence[int], tile_size: int | None) -> bool:
     """Whether an image is divided into tiles: if its longer side is more than twice the tile's."""
-    return tile_size is not None and max(size) > _MIN_TILES * tile_size
+    return tile_size is not None and max(size) > 2 * tile_size
 
 
 def tile_batches(
