@@ -11,7 +11,8 @@ import pytest
 from PIL import Image, ImageFile, PngImagePlugin
 
 from lambdanets.data.image_search import find_images
-from lambdanets.data.images import UnreadableImage, read_file, read_image
+from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.errors import InputError
 
 
@@ -77,7 +78,7 @@ def test_damaged_and_special_files_are_unreadable(tmp_path: Path, make: Any, rea
     if "not a regular" in reason and not path.is_dir():  # it is not opened, but not left out either
         assert find_images([str(path)]).paths == find_images([str(tmp_path)]).paths == [path]
         with pytest.raises(UnreadableImage, match=reason):
-            read_file(path)
+            ImageFiles([path], [0]).file(0)
 
 
 def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -57,9 +57,7 @@ class _Key(NamedTuple):
     step_images: int
 
 
-# load(images, index) returns an image and its target, or raises UnreadableImage
 Load = Callable[[Any, int], tuple[Any, Any]]
-# collate(images, targets) returns the images and the targets of a batch, of which there may be none
 Collate = Callable[[list[Any], list[Any]], tuple[Any, Any]]
 
 
@@ -68,12 +66,12 @@ def keep_lists(images: list[Any], targets: list[Any]) -> tuple[list[Any], list[A
     return images, targets
 
 
-class Batches:
+class Batches(AbstractContextManager["Batches"]):
     """A DataLoader over a set of images that can resume in the middle of an epoch.
 
     images: a set with `len(images)` and `images.name(index)`, for messages.
     load: load(images, index) returns an image and its target, or raises UnreadableImage.
-    collate: collate(images, targets) makes those of a batch, by default lists.
+    collate: collate(images, targets) makes those of a batch, which may be none; by default lists.
     batch_size: images per training step, over all ranks and micro-batches.
     batch_slice: the rank, world size, number of accumulation steps and smallest micro-batch.
     order: the images of each training step; by default `Order`.
@@ -167,9 +165,6 @@ class Batches:
             keys = [_Key(*image, step_images) for image in images]
             # strided, so that each micro-batch has images of both sets of an order with two sets
             yield from (keys[first :: self.accumulation_steps] for first in range(self.accumulation_steps))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -142,16 +142,18 @@ def _open(data: str, root: str | None) -> _Opened:
     if root is not None and not is_timm_name(data):
         raise InputError(f"data_root is for timm datasets such as 'torch/cifar10', got data '{data}'")
     if data == "digits":
-        return _digits(), None, Counter()
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        images = ImageArray(pixels, digits.target.tolist(), "digits", tuple("0123456789"))
+        return images, None, Counter()
     if is_timm_name(data):
         return *open_timm_dataset(data, root), Counter()
-    if is_url(data) or (data and Path(data, SHARD_LIST).is_file()):
+    path = Path(data)
+    if is_url(data) or (data and (path / SHARD_LIST).is_file()):
         shards = open_shards(data)
         return shards["train"], shards.get("validation"), Counter()
-    return _open_files(data, Path(data))
-
-
-def _open_files(data: str, path: Path) -> _Opened:
     if not data or not path.exists():
         raise InputError(
             f"data must be 'digits', a folder, a .tar or a timm dataset, got '{data}', which does not exist"
@@ -190,14 +192,6 @@ def _find_validation_tar(train: Path) -> Path | None:
         if found:
             return found[0]
     return None
-
-
-def _digits() -> LabeledImages:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-    return ImageArray(pixels, digits.target.tolist(), "digits", tuple("0123456789"))
 
 
 def _check_classes(train: LabeledImages) -> None:

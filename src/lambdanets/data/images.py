@@ -4,13 +4,11 @@ import contextlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
 
 from lambdanets.data.pixels import convert_image, rotate, to_image
-from lambdanets.data.tars import TarMember
 from lambdanets.data.tiff import HEADERS as TIFF_HEADERS
 from lambdanets.data.tiff import read_tiff
 from lambdanets.errors import EXTRAS, InputError, one_line
@@ -134,20 +132,6 @@ def check_unreadable(messages: Sequence[str], limit: int) -> None:
 
 def _open(source: str | os.PathLike[str] | BinaryIO) -> contextlib.AbstractContextManager[BinaryIO]:
     return open_regular(source) if isinstance(source, str | os.PathLike) else contextlib.nullcontext(source)
-
-
-def read_file(file: Path | TarMember) -> bytes:
-    """Read a file, which may be in a tar. Raises UnreadableImage.
-
-    A tar is opened for each image, because forked workers would share the position of an open file.
-    """
-    path, start, length = (file.tar, file.start, file.length) if isinstance(file, TarMember) else (file, 0, -1)
-    try:
-        with open_regular(path) as stream:
-            stream.seek(start)
-            return stream.read(length)
-    except OSError as error:
-        raise UnreadableImage(str(path), describe_error(error, path)) from error
 
 
 def describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:

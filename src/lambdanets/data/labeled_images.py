@@ -13,8 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.images import read_file, read_image
+from lambdanets.data.images import UnreadableImage, describe_error, read_image
 from lambdanets.data.tars import TarMember
+from lambdanets.files import open_regular
 
 
 class LabeledImages:
@@ -60,7 +61,16 @@ class ImageFiles(LabeledImages):
     source: str = ""
 
     def file(self, index: int) -> tuple[bytes, str]:
-        return read_file(self.files[index]), self.files[index].suffix.lower()
+        file, start, length = self.files[index], 0, -1
+        path = file.tar if isinstance(file, TarMember) else file
+        if isinstance(file, TarMember):
+            start, length = file.start, file.length
+        try:
+            with open_regular(path) as stream:  # for each image, since forked workers would share its position
+                stream.seek(start)
+                return stream.read(length), file.suffix.lower()
+        except OSError as error:
+            raise UnreadableImage(str(path), describe_error(error, path)) from error
 
     def name(self, index: int) -> str:
         return str(self.files[index])

@@ -6,7 +6,6 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps
 from PIL.ExifTags import Base
 
-_GRAY_MODES = {"1", "L", "LA", "La"}
 _CUT = ";16B"  # end of Pillow's raw modes of PNG files of which it keeps only the high byte of each sample
 _WHITE_IS_ZERO = 0  # TIFF's PhotometricInterpretation
 _CHUNK_ROWS = 1024  # rows that are converted to 8 bits at a time, to save memory
@@ -62,7 +61,7 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
 
 
 def _to_gray_or_rgb(image: Image.Image) -> Image.Image:
-    mode = "L" if image.mode in _GRAY_MODES else "RGB"
+    mode = "L" if Image.getmodebase(image.mode) == "L" else "RGB"
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         _check_visible(np.asarray(rgba.getchannel("A")).max())

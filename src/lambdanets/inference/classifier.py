@@ -18,6 +18,7 @@ from lambdanets.data.datasets import Splits, open_evaluation_images, open_splits
 from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import Evaluation, Evaluator
+from lambdanets.inference.figures import draw_predictions, write_confusion
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.inference.task_options import ClassifierOptions
@@ -127,15 +128,11 @@ class ClassificationEvaluator(Evaluator):
 
     def write(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
         """Write confusion_matrix.csv and confusion_matrix.png, too."""
-        from lambdanets.inference.figures import write_confusion
-
         write_confusion(evaluation, folder)
         super().write(evaluation, folder)
 
     def draw(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
         """Draw predictions.png."""
-        from lambdanets.inference.figures import draw_predictions
-
         draw_predictions(evaluation, self.images, folder)
 
 

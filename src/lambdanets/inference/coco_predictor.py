@@ -119,11 +119,10 @@ class CocoPredictor(Predictor):
         """
         if (data is None) != (images is None):
             raise InputError("data and images must be given together, got one without the other")
-        if data is None or images is None:
-            annotated = open_validation(self.card.recipe, self.categories)
-        else:
-            annotated = open_with_categories(data, images, self.categories)
-        name = "validation" if data is None else "data"
+        name, recipe = "validation", self.card.recipe
+        if data is not None:
+            name, recipe = "data", {"validation_data": data, "images": images}
+        annotated = open_validation(recipe, self.categories)
         echo(*(f"{name}: {line}" for line in annotated.problems.lines()), file=sys.stderr)
         annotated = replace(annotated, stretch=self.card.stretch)
         return self.evaluator_type(self, annotated, left_out=annotated.problems.left_out)
@@ -132,20 +131,15 @@ class CocoPredictor(Predictor):
 def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...]) -> AnnotatedImages:
     """Open the validation set of the fields of a `CocoRecipe`.
 
-    Raises InputError if its categories differ from `categories`, or if the recipe does not name it.
+    Raises InputError if ids or names of its categories differ from `categories`, or if the recipe does not name it.
     """
-    if recipe.get("data") == "digits":
-        return open_with_categories("digits", "digits", categories)
     data, images = recipe.get("validation_data"), recipe.get("validation_images") or recipe.get("images")
-    if data is None or images is None:
+    if "digits" in (recipe.get("data"), data):
+        data, annotated = "digits", open_digits()[1]
+    elif data is None or images is None:
         raise InputError("data and images must be given for a model that names no data, such as a file, got none")
-    return open_with_categories(data, images, categories)
-
-
-def open_with_categories(data: str, images: str, categories: tuple[Category, ...]) -> AnnotatedImages:
-    """Open an annotated set. Raises InputError if ids or names of its categories differ from `categories`."""
-    known = [each.id for each in categories]
-    annotated = open_digits()[1] if data == "digits" else open_annotated(Path(data), Path(images), known)
+    else:
+        annotated = open_annotated(Path(data), Path(images), [each.id for each in categories])
     found = annotated.annotations.categories
     wanted, got = ([f"{nfc(each.name)!r} (id {each.id})" for each in several] for several in (categories, found))
     if got != wanted:

@@ -17,7 +17,6 @@ from torch import Tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 
 MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
-MAX_UINT16 = 65_535
 # Columns of the table, by property of scikit-image's regionprops.
 _PROPERTIES = {
     "label": "object",
@@ -98,11 +97,8 @@ class Detections:
 
 
 def _crop(mask: np.ndarray) -> CroppedMask:
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    if not len(rows):
-        return CroppedMask(0, 0, mask[:0, :0])
-    window = np.s_[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    return CroppedMask(int(rows[0]), int(columns[0]), mask[window].copy())  # a view would keep the whole mask
+    left, top, right, bottom = Image.fromarray(mask).getbbox() or (0, 0, 0, 0)
+    return CroppedMask(top, left, mask[top:bottom, left:right].copy())  # a view would keep the whole mask
 
 
 def make_label_image(objects: Detections, min_score: float) -> tuple[np.ndarray, Detections]:
@@ -121,12 +117,10 @@ def make_label_image(objects: Detections, min_score: float) -> tuple[np.ndarray,
     for number in range(len(order), 0, -1):
         top, left, mask = objects.crops[order[number - 1]]
         image[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = number
-    is_visible = np.zeros(len(order) + 1, bool)
-    is_visible[image.ravel()] = True
-    is_visible[0] = False  # background
-    labels = np.cumsum(is_visible).astype(np.uint16 if is_visible.sum() <= MAX_UINT16 else np.int32)
-    labels[~is_visible] = 0
-    return labels[image], objects.select(order[np.flatnonzero(is_visible) - 1].tolist())
+    visible = np.bincount(image.ravel())[1:].nonzero()[0]
+    labels = np.zeros(len(order) + 1, np.uint16 if len(visible) < 2**16 else np.int32)
+    labels[visible + 1] = np.arange(1, len(visible) + 1)
+    return labels[image], objects.select(order[visible].tolist())
 
 
 def measure_objects(image: Image.Image, labels: np.ndarray, objects: Detections) -> list[dict[str, Any]]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
 _OPACITY = 0.4  # of masks
-_GRAY = (128, 128, 128)
 SHEET = "predictions.png"
 COLUMNS, MAX_SHOWN = 8, 16  # of wrong predictions, and of correct ones, of a classifier
 MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_NAMES = 20, 100  # in a confusion matrix
@@ -45,7 +44,7 @@ def distinct_color(index: int) -> Color:
 
 def class_color(label: int) -> Color:
     """Return the color of a class in `overlay_classes`. The background has none; ignored pixels are gray."""
-    return _GRAY if label == IGNORED else distinct_color(label - 1)
+    return (128, 128, 128) if label == IGNORED else distinct_color(label - 1)
 
 
 def brighten(image: Image.Image) -> Image.Image:

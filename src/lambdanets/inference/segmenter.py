@@ -24,7 +24,6 @@ from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
 from lambdanets.terminal import csv_table
 
-BACKGROUND_NAME = "background"
 COLUMNS = ("image", "label", "class", "pixels", "fraction")  # of classes.csv
 
 
@@ -93,7 +92,7 @@ class Segmenter(CocoPredictor):
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, in order of the labels: "background", then those of the categories."""
-        return BACKGROUND_NAME, *self.card.classes
+        return "background", *self.card.classes
 
     def infer_tensors(self, images: Sequence[Tensor]) -> list[Segmentation]:
         """Segment images at their own resolution, in one forward pass if all have the same size."""

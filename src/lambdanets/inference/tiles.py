@@ -18,13 +18,12 @@ from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.detections import Detections
 from lambdanets.progress import track
 
-_MIN_TILES = 2  # images are divided if their longer side exceeds this many tiles
 _MAX_OVERLAP = 0.5  # fraction of an object's pixels that others may cover
 
 
 def is_tiled(size: Sequence[int], tile_size: int | None) -> bool:
     """Whether an image is divided into tiles: if its longer side is more than twice the tile's."""
-    return tile_size is not None and max(size) > _MIN_TILES * tile_size
+    return tile_size is not None and max(size) > 2 * tile_size
 
 
 def tile_batches(
@@ -56,8 +55,9 @@ def blend_tiles(
     Memory: the result, one map of weights, and that of `predict` for a batch.
     """
     size = image.shape[1:]
-    row_weights, column_weights = (_ramp(min(side, tile_size)) for side in size)
-    weights = row_weights[:, None] * column_weights
+    sides = [torch.arange(min(side, tile_size)) for side in size]
+    ramps = [1 + torch.minimum(i, i.flip(0)).clamp(max=len(i) // 4).float() for i in sides]
+    weights = torch.outer(*ramps)
     result, total = torch.zeros(channels, *size), torch.zeros(size)
     for batch in tile_batches(size, tile_size, batch_size, "predicting"):
         predictions = predict(torch.stack([image[:, rows, columns] for rows, columns in batch]))
@@ -73,12 +73,6 @@ def _starts(side: int, tile: int) -> list[int]:
         return [0]
     count = -(-(side - tile) // (tile - tile // 4)) + 1
     return [(side - tile) * i // (count - 1) for i in range(count)]
-
-
-def _ramp(tile: int) -> Tensor:
-    """Weights along a side of a tile, which increase from 1 at its ends and are constant from a quarter of the side."""
-    distance = torch.minimum(torch.arange(tile), torch.arange(tile).flip(0))
-    return 1 + distance.clamp(max=tile // 4).float()
 
 
 def is_cut(crop: CroppedMask, rows: slice, columns: slice, size: tuple[int, int]) -> bool:

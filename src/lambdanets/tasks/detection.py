@@ -6,19 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL.Image import Image
 from torch import Tensor, nn
 from torchvision import tv_tensors
-from torchvision.ops import masks_to_boxes
+from torchvision.ops import masks_to_boxes, remove_small_boxes
 from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import Target, image_to_tensor
-from lambdanets.data.coco.segmentations import to_cropped_mask
+from lambdanets.data.coco.segmentations import masks_api
 from lambdanets.inference.coco_scores import METRICS
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.tasks.coco import CocoTask
@@ -54,7 +53,7 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
     clipped = transforms.clamp_bounding_boxes(clipped)
     resized: Any = transforms.resize(clipped, [new_height, new_width])
     boxes = (transforms.horizontal_flip(resized) if flipped else resized).as_subclass(Tensor)
-    visible = ((boxes[:, 2] - boxes[:, 0] >= 1) & (boxes[:, 3] - boxes[:, 1] >= 1)).nonzero().flatten().tolist()
+    visible = remove_small_boxes(boxes, min_size=1).tolist()
     if len(visible) > recipe.max_objects:
         visible = random.sample(visible, len(visible))
 
@@ -64,9 +63,8 @@ def augment(image: Image, annotated: AnnotatedImage, recipe: DetectionRecipe) ->
     for index in visible:
         if len(kept) == recipe.max_objects:
             break
-        patch = to_cropped_mask(objects[index].segmentation, annotated.height, annotated.width)
-        whole = np.zeros((annotated.height, annotated.width), np.uint8)
-        whole[patch.top : patch.top + patch.mask.shape[0], patch.left : patch.left + patch.mask.shape[1]] = patch.mask
+        size = [annotated.height, annotated.width]
+        whole = masks_api().decode({"size": size, "counts": objects[index].segmentation})
         # nearest, not nearest-exact: torchvision's roi_align of masks compensates for its shift by half a pixel
         cropped = tv_tensors.Mask(torch.from_numpy(whole[top : top + height, left : left + width]))
         mask: Any = transforms.resize(cropped, [new_height, new_width])

@@ -15,7 +15,7 @@ from lambdanets.data.coco.annotations import Category
 from lambdanets.data.coco.images import AnnotatedImages, open_annotated
 from lambdanets.data.images import UnreadableImage
 from lambdanets.errors import InputError
-from lambdanets.inference.coco_predictor import open_with_categories
+from lambdanets.inference.coco_predictor import open_validation
 
 FILES = {"1.png": png(value=10), "2.png": png(value=20)}
 both_sources = pytest.mark.parametrize("write_images", [write_folder, write_tar])
@@ -86,7 +86,8 @@ def test_names_match_across_unicode_normal_forms(tmp_path: Path, form: Literal["
     folder = write_folder(tmp_path / "f", {unicodedata.normalize(other_form, f"é/{name}"): png(value=7)})
     coco = content(annotation(1), images=rows) | {"categories": [{"id": 7, "name": unicodedata.normalize(form, "é")}]}
     of_training = (Category(7, unicodedata.normalize(other_form, "é")),)
-    assert first_pixels(open_with_categories(str(write(tmp_path / "a.json", coco)), str(folder), of_training)) == [7]
+    recipe = {"validation_data": write(tmp_path / "a.json", coco), "images": folder}
+    assert first_pixels(open_validation(recipe, of_training)) == [7]
 
 
 def test_a_category_of_training_is_kept_without_annotations(tmp_path: Path) -> None:
@@ -94,7 +95,8 @@ def test_a_category_of_training_is_kept_without_annotations(tmp_path: Path) -> N
     path = write(tmp_path / "a.json", content(annotation(1), images=[image(1, "1.png")]) | {"categories": categories})
     of_training = (Category(1, "animal"), Category(7, "seven"))
     folder = write_folder(tmp_path / "f", FILES)
-    assert open_with_categories(str(path), str(folder), of_training).annotations.categories == of_training
+    opened = open_validation({"validation_data": path, "images": folder}, of_training)
+    assert opened.annotations.categories == of_training
     assert open_annotated(path, folder).annotations.categories == of_training[1:]
 
 

@@ -1,6 +1,7 @@
 import random
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image, ImageDraw
 from torchvision.models.detection.roi_heads import project_masks_on_boxes
 
 from data.coco import coco_files
-from lambdanets.data.coco.annotations import parse_annotations
+from lambdanets.data.coco.annotations import read_annotations
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.detection import augment
 
@@ -20,8 +21,9 @@ RECIPE = replace(DIGITS, image_size=48, jitter=(0.1, 2.0), flip=0.5)
 def annotated_image(*annotations, height=20, width=30):
     """Return a parsed image with these annotations."""
     image = coco_files.image(1, height=height, width=width)
-    content = coco_files.to_json(coco_files.content(*annotations, images=[image]))
-    return parse_annotations(content, Path("here")).images[0]
+    with TemporaryDirectory() as folder:
+        content = coco_files.content(*annotations, images=[image])
+        return read_annotations(coco_files.write(Path(folder, "a.json"), content)).images[0]
 
 
 def disc(number, height, width, y, x, radius, **fields):

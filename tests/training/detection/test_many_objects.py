@@ -1,11 +1,9 @@
 """Images with many objects: memory is not proportional to objects times pixels."""
 
-import json
 import random
 import resource
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from data.coco import coco_files
-from lambdanets.data.coco.annotations import parse_annotations
+from lambdanets.data.coco.annotations import read_annotations
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.labeled_images import ImageArray
 from lambdanets.inference.detector import DetectionEvaluator, Detector
@@ -33,13 +31,13 @@ def square(number):
 
 
 @pytest.fixture(scope="module")
-def many_objects():
+def many_objects(tmp_path_factory):
     """A gray image with annotated squares of 4 x 4 pixels in a grid."""
     pixels = np.full((1, HEIGHT, WIDTH), 90, np.uint8)
     images = [coco_files.image(1, height=HEIGHT, width=WIDTH)]
     content = coco_files.content(*map(square, range(NUM_OBJECTS)), images=images)
     content["categories"] = [{"id": 7, "name": "square"}]  # of one class, only outlines are drawn
-    annotations = parse_annotations(json.dumps(content).encode(), Path("here"))
+    annotations = read_annotations(coco_files.write(tmp_path_factory.mktemp("many") / "a.json", content))
     return AnnotatedImages(annotations, ImageArray(pixels, [0], "memory"), "")
 
 

@@ -171,14 +171,8 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> Annotations:
     Time and memory are linear in the size of the file, since all masks are decoded once: a file with a tenth of the
     objects of COCO's training set (84,000 in 9,900 images) takes 4 s and 120 MB on one core of a virtual machine.
     """
-    with open_regular(path) as file:
-        return parse_annotations(file.read(), path, known)
-
-
-def parse_annotations(encoded: bytes, path: Path, known: Collection[int] = ()) -> Annotations:
-    """Parse the content of a COCO instances file, as `read_annotations` does. path: its path, for error messages."""
-    with reraise_as_input_error(f"'{path}' must contain COCO instances"):
-        decoded = json.loads(encoded.decode("utf-8-sig"), object_hook=pack_polygons)
+    with reraise_as_input_error(f"'{path}' must contain COCO instances"), open_regular(path) as file:
+        decoded = json.loads(file.read().decode("utf-8-sig"), object_hook=pack_polygons)
         # not strict, because pandas writes integers with missing values as floats
         content: _File = adapter(_File).validate_python(decoded)
     used = {entry.category_id for entry in content.annotations}
