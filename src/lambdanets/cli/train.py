@@ -22,7 +22,7 @@ from lambdanets.records import record
 from lambdanets.registry import TASKS
 from lambdanets.signals import uninterrupted
 from lambdanets.terminal import echo
-from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_run_recipe, task_class
+from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
 
 
 @record
@@ -111,8 +111,6 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
             options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
     if options.resume is not None and ((has_recipe and not name.endswith(".py")) or options.run is not None):
         raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
-    if options.resume is not None and stored is None:
-        read_run_recipe(options.resume)  # raises the error
     return name, options, requested
 
 
@@ -139,11 +137,11 @@ def _describe_recipes() -> str:
 
 
 def _stored_recipe(arguments: list[str]) -> TrainingRecipe | None:
-    """Return the recipe of the run of --resume; None without this option, or if there is no such run."""
+    """Return the recipe of the run of --resume; None without this option or its value."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--resume", type=Path, nargs="?")  # `parse_all` reports a missing value
+    parser.add_argument("--resume", nargs="?")  # `parse_all` reports a missing value
     folder = parser.parse_known_args(arguments)[0].resume
-    return read_run_recipe(folder) if folder and (folder / RECIPE).is_file() else None
+    return read_recipe(Path(folder) / RECIPE) if folder else None
 
 
 def _train(name: str, options: TrainOptions, recipe: Any, folder: Path) -> dict[str, Any]:
