@@ -246,8 +246,8 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     check_signals()
     with training, validation, closing(log), handle_signals(last.handle_signal):
         trainer.fit(module, training, validation, ckpt_path=checkpoint)
-    if ema:
-        ema.copy_to(module)
+    if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
+        ema._copy_average_to_current(module)
     if task.patience:
         load_tensors(model, read_weights(checkpoints / BEST)[0], str(checkpoints / BEST))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
