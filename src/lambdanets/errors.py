@@ -52,20 +52,14 @@ def describe_failure(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
         memory = "memory, or in a container /dev/shm,"
         return f"a data loading worker was killed, probably because {memory} ran out; use fewer --workers"
-    if _is_lost_connection(error):
+    # gloo raises a RuntimeError whose message begins with the path of one of its source files
+    is_of_gloo = re.match(r"\[\S*/gloo/\S+:\d+\] ", str(error)) is not None
+    is_of_nccl = type(error).__name__ == "DistBackendError" and "ncclRemoteError" in str(error)
+    if is_of_gloo or is_of_nccl or type(error).__name__ in ("DistNetworkError", "DistStoreError"):
         return f"connection to another rank was lost: {one_line(error)[:200]}"
     if is_out_of_memory(error):
         return "out of memory; free memory, or choose a smaller batch, model or image size"
     return None
-
-
-def _is_lost_connection(error: Exception) -> bool:
-    """Whether a collective of torch.distributed, or its store, lost the connection to another rank."""
-    if type(error).__name__ == "DistBackendError":
-        return "ncclRemoteError" in str(error)
-    # gloo raises a RuntimeError whose message begins with the path of one of its source files
-    is_of_gloo = re.match(r"\[\S*/gloo/\S+:\d+\] ", str(error)) is not None
-    return type(error).__name__ in ("DistNetworkError", "DistStoreError") or is_of_gloo
 
 
 @contextlib.contextmanager

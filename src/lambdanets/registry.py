@@ -27,20 +27,19 @@ class TaskEntry:
     extra: str = "train"
 
 
+_CLASSIFICATION = TaskEntry(
+    "lambdanets.tasks.recipes:ClassificationRecipe",
+    "lambdanets.tasks.classification:ClassificationTask",
+    "lambdanets.inference.classifier:Classifier",
+    "lambdanets.inference.task_options:ClassifierOptions",
+    "lambdanets.inference.task_options:ClassifierData",
+)
 TASKS = {
-    "classification": TaskEntry(
-        "lambdanets.tasks.recipes:ClassificationRecipe",
-        "lambdanets.tasks.classification:ClassificationTask",
-        "lambdanets.inference.classifier:Classifier",
-        "lambdanets.inference.task_options:ClassifierOptions",
-        "lambdanets.inference.task_options:ClassifierData",
-    ),
-    "student": TaskEntry(
-        "lambdanets_lab.pseudo.recipe:StudentRecipe",
-        "lambdanets_lab.pseudo.student:StudentTask",
-        "lambdanets.inference.classifier:Classifier",
-        "lambdanets.inference.task_options:ClassifierOptions",
-        "lambdanets.inference.task_options:ClassifierData",
+    "classification": _CLASSIFICATION,
+    "student": dataclasses.replace(
+        _CLASSIFICATION,
+        recipe="lambdanets_lab.pseudo.recipe:StudentRecipe",
+        implementation="lambdanets_lab.pseudo.student:StudentTask",
     ),
     "detection": TaskEntry(
         "lambdanets.tasks.recipes:DetectionRecipe",

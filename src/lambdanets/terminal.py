@@ -57,11 +57,10 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in full_rows) for i in range(columns)]
     widths[0] = max(len(row[0]) for row in rows)
     lines = []
-    for row in rows:
-        cells_and_widths = zip(row[1:], widths[1:], strict=False)
-        is_full = len(row) == columns
-        padded = [f"{cell:>{width}}" for cell, width in cells_and_widths] if is_full else list(row[1:])
-        lines.append("  ".join([f"  {row[0]:<{widths[0]}}", *padded]).rstrip())
+    for first, *others in rows:
+        if len(others) == columns - 1:
+            others = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([f"  {first:<{widths[0]}}", *others]).rstrip())
     return "\n".join(lines)
 
 

@@ -15,10 +15,10 @@ import torch
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
+from lambdanets.records import write_json
 from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import micro_batches, run
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.recipe import write_recipe
 from training.runs import assert_same_result, at_step, interrupted_run
 
 
@@ -92,7 +92,7 @@ def test_micro_batches_are_halved_to_fit_into_memory(quick, tmp_path, monkeypatc
 def run_train_command(recipe, folder):
     """Start a run of the recipe with `lambdanets train`, and return the exit code."""
     folder.mkdir()
-    write_recipe(run.resolve_recipe(recipe), folder / "recipe.json")
+    write_json(folder / "recipe.json", run.resolve_recipe(recipe).fields())
     return main(["train", "--resume", str(folder)])
 
 

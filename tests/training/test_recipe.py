@@ -9,8 +9,9 @@ from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digit_masks import recipe as SEGMENTER
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.recipes.scattered_digits import recipe as DETECTOR
+from lambdanets.records import write_json
 from lambdanets.tasks.recipes import ClassificationRecipe, DetectionRecipe
-from lambdanets.training.recipe import read_recipe, write_recipe
+from lambdanets.training.recipe import read_recipe
 from lambdanets.training.run import resolve_recipe
 
 IMPORT = "from lambdanets.tasks.recipes import ClassificationRecipe\nrecipe = "
@@ -19,7 +20,7 @@ IMPORT = "from lambdanets.tasks.recipes import ClassificationRecipe\nrecipe = "
 @pytest.mark.parametrize("recipe", [DIGITS, DETECTOR, SEGMENTER], ids=lambda recipe: recipe.task)
 def test_recipe_json_round_trip(recipe, tmp_path):
     recipe = replace(recipe, model_options={"scope": 7}, mean=[*recipe.mean], clip_gradient=1)
-    write_recipe(recipe, tmp_path / "recipe.json")
+    write_json(tmp_path / "recipe.json", recipe.fields())
     assert read_recipe(tmp_path / "recipe.json") == recipe
     other_class = DetectionRecipe if recipe.task == "classification" else ClassificationRecipe
     with pytest.raises(InputError, match=f"here must be a {other_class.task} recipe, got a {recipe.task} recipe"):
@@ -89,6 +90,6 @@ def test_annotation_files_require_images_and_validation_data():
 
 
 def test_a_started_run_keeps_its_precision_on_another_machine(tmp_path):
-    write_recipe(replace(DIGITS, precision="bf16-mixed"), tmp_path / "recipe.json")
+    write_json(tmp_path / "recipe.json", replace(DIGITS, precision="bf16-mixed").fields())
     assert resolve_recipe(DIGITS, tmp_path).precision == "bf16-mixed"
     assert resolve_recipe(replace(DIGITS, precision="32-true"), tmp_path).precision == "32-true"

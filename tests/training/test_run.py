@@ -14,11 +14,12 @@ from lambdanets.errors import InputError
 from lambdanets.inference.evaluator import evaluate
 from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
+from lambdanets.records import write_json
 from lambdanets.signals import handle_signals
 from lambdanets.training import run
 from lambdanets.training.checkpoints import Interrupted
 from lambdanets.training.module import TrainingModule
-from lambdanets.training.recipe import read_recipe, write_recipe
+from lambdanets.training.recipe import read_recipe
 from lambdanets.work import LOCK, InUseError
 from noise_images import write_two_classes
 from training.runs import assert_same_result, at_step, interrupted_run, quick_recipe
@@ -102,7 +103,7 @@ def test_a_changed_folder_is_not_divided_again_by_evaluate(quick_run, tmp_path, 
     run_folder = shutil.copytree(quick_run, tmp_path / "run")
     photos = shutil.copytree(quick_run.parent / "images", tmp_path / "photos")
     recipe = replace(read_recipe(run_folder / "recipe.json"), data=str(photos))
-    write_recipe(recipe, run_folder / "recipe.json")
+    write_json(run_folder / "recipe.json", recipe.fields())
     assert main(["evaluate", str(run_folder)]) == 0
     shutil.copy(photos / "dark/00.png", photos / "dark/a new photo.png")
     for model, data in ((run_folder, []), (run_folder / "checkpoints/last.ckpt", ["--data", str(photos)])):
@@ -122,7 +123,8 @@ def interrupted(tmp_path_factory):
 @pytest.mark.parametrize("change", ["renamed class", "another image"])
 def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")
-    write_recipe(replace(read_recipe(folder / "recipe.json"), data=str(two_classes)), folder / "recipe.json")
+    recipe = replace(read_recipe(folder / "recipe.json"), data=str(two_classes))
+    write_json(folder / "recipe.json", recipe.fields())
     image = (two_classes / "dark/00.png").read_bytes()
     if change == "renamed class":
         (two_classes / "dark").rename(two_classes / "zebra")
@@ -163,7 +165,7 @@ def test_rejects_a_damaged_last_ckpt_without_before_ckpt(interrupted, damage, tm
     if damage == "only weights":
         torch.save({"state_dict": {"x": torch.zeros(1)}}, path)
     elif damage == "another recipe":
-        write_recipe(replace(recipe, seed=recipe.seed + 1), folder / "recipe.json")
+        write_json(folder / "recipe.json", replace(recipe, seed=recipe.seed + 1).fields())
     elif damage == "a missing tensor":
         content = torch.load(path, weights_only=True)
         del content["state_dict"]["model.fc.bias"]

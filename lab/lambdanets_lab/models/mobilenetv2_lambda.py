@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lambdanets.errors import InputError
 from lambdanets.layers import LambdaLayer2d
+from lambdanets.models.lambda_resnet import ResNetBase
 
 # Stages of MobileNet-v2 (Sandler et al. 2018, Table 2) in timm's notation.
 _STAGES = [
@@ -101,9 +102,7 @@ class LambdaMobileNetV2(EfficientNet):
                 drop_path=getattr(block.drop_path, "drop_prob", 0.0),
             ).to(block.conv_pwl.weight)
 
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the embedding tables, which timm's optimizers then exclude from weight decay."""
-        return {name for name, _ in self.named_parameters() if name.endswith(".embedding.table")}
+    no_weight_decay = ResNetBase.no_weight_decay
 
 
 default_cfgs = generate_default_cfgs(

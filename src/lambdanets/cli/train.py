@@ -22,7 +22,7 @@ from lambdanets.records import record
 from lambdanets.registry import TASKS
 from lambdanets.signals import uninterrupted
 from lambdanets.terminal import echo
-from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_run_recipe, task_class
+from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
 
 
 @record
@@ -58,16 +58,21 @@ def main(arguments: list[str]) -> int:
         if options.devices is not None and not distributed.is_torchelastic_launched():
             run_option = ["--run", str(folder)] if folder == default else []
             return distributed.launch(options.devices, ["train", *arguments, *run_option])
-        if options.dry_run:
-            from lambdanets.training.run import dry_run
+        from lambdanets.training import run
 
-            lines = dry_run(recipe)
+        if options.dry_run:
+            lines = run.dry_run(recipe)
             if world.is_rank_zero:
                 echo(*lines)
             return 0
         if world.world_size > 1 and folder == default:
             raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
-        result = _train(name, options, recipe, folder)
+        if options.quicktest:
+            path = folder.absolute()
+            recipe = task_class(recipe).quicktest(recipe, path.with_name(f"{path.name}-data"))
+        file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
+        with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
+            result = run.start(recipe, folder)
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
         echo(
@@ -92,9 +97,11 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
 
     has_recipe = bool(arguments) and not arguments[0].startswith("-")
     name = arguments[0] if has_recipe else "digits"
-    named = find_recipe(name)  # a file may register the task of the run
-    stored = _stored_recipe(arguments)
-    recipe = named if stored is None else stored
+    recipe = find_recipe(name)  # a file may register the task of the run
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--resume", nargs="?")  # `parse_all` reports a missing value
+    if resumed := first.parse_known_args(arguments)[0].resume:
+        recipe = read_recipe(Path(resumed) / RECIPE)
     words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
     parse = partial(
@@ -111,8 +118,6 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
             options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
     if options.resume is not None and ((has_recipe and not name.endswith(".py")) or options.run is not None):
         raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
-    if options.resume is not None and stored is None:
-        read_run_recipe(options.resume)  # raises the error
     return name, options, requested
 
 
@@ -136,26 +141,6 @@ def _describe_recipes() -> str:
             if variants := list_variants(name):
                 lines.append(textwrap.fill(", ".join(variants), 100, initial_indent="    ", subsequent_indent="    "))
     return "\n".join([*lines, "", "lambdanets train RECIPE --help lists the options of its task."])
-
-
-def _stored_recipe(arguments: list[str]) -> TrainingRecipe | None:
-    """Return the recipe of the run of --resume; None without this option, or if there is no such run."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--resume", type=Path, nargs="?")  # `parse_all` reports a missing value
-    folder = parser.parse_known_args(arguments)[0].resume
-    return read_run_recipe(folder) if folder and (folder / RECIPE).is_file() else None
-
-
-def _train(name: str, options: TrainOptions, recipe: Any, folder: Path) -> dict[str, Any]:
-    """Train, and return the result; {} on ranks other than 0."""
-    from lambdanets.training import run
-
-    if options.quicktest:
-        path = folder.absolute()
-        recipe = task_class(recipe).quicktest(recipe, path.with_name(f"{path.name}-data"))
-    file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
-    with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
-        return run.start(recipe, folder)
 
 
 @contextlib.contextmanager

@@ -66,9 +66,8 @@ def start_decoding(layer: LambdaBase, batch_size: int, grid: tuple[int, ...] | N
         shape = (batch_size * num_lambdas, layer.query_depth, layer.intra_depth)
         maxima = like.new_full(shape, torch.finfo(like.dtype).min)
         content = ContentState(maxima, torch.zeros_like(maxima), like.new_zeros(*shape, layer.value_depth))
-    num_cached = 0
-    for embedding in layer.relative_embeddings:  # without the next position
-        num_cached = max(num_cached, causal_window(embedding.scope, grid, layer.dilation) - 1)
+    windows = [causal_window(each.scope, grid, layer.dilation) for each in layer.relative_embeddings]
+    num_cached = max(windows, default=1) - 1  # without the next position
     values = like.new_zeros(batch_size, num_lambdas, num_cached, layer.value_depth, layer.intra_depth)
     return DecodingState(0, grid, content, values)
 

@@ -192,18 +192,16 @@ def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
 class _Float32RoIAlign(MultiScaleRoIAlign):
     """torchvision's MultiScaleRoIAlign, which needs maps in the dtype of the boxes, as under autocast."""
 
+    def __init__(self, strides: Sequence[int], output_size: int) -> None:
+        super().__init__([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
+        # torchvision would infer these from the first images, wrongly for small ones
+        self.scales = [1 / stride for stride in strides]
+        self.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
+
     def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
         dtype = next(iter(x.values())).dtype
         maps = {name: map.to(accumulation_dtype(dtype)) for name, map in x.items()}
         return super().forward(maps, boxes, image_shapes).to(dtype)
-
-
-def _make_roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:
-    pool = _Float32RoIAlign([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
-    # torchvision would infer these from the first images, wrongly for small ones
-    pool.scales = [1 / stride for stride in strides]
-    pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
-    return pool
 
 
 def mask_rcnn(
@@ -274,12 +272,12 @@ def mask_rcnn(
         pyramid_backbone,
         rpn_anchor_generator=anchors,
         rpn_head=head,
-        box_roi_pool=_make_roi_align(strides[:-1], 7),
+        box_roi_pool=_Float32RoIAlign(strides[:-1], 7),
         box_head=FastRCNNConvFCHead(
             (pyramid_channels, 7, 7), [pyramid_channels] * num_convs, [fc_width], norm_layer=nn.BatchNorm2d
         ),
         box_predictor=FastRCNNPredictor(fc_width, num_classes + 1),
-        mask_roi_pool=_make_roi_align(strides[:-1], 14),
+        mask_roi_pool=_Float32RoIAlign(strides[:-1], 14),
         mask_head=MaskRCNNHeads(pyramid_channels, [pyramid_channels] * mask_layers, 1, norm_layer=nn.BatchNorm2d),
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
         size_divisible=strides[-1],

@@ -73,10 +73,7 @@ class Padding:
         return torch.where(self.mask(maps)[:, None], maps, value)
 
     def fill_mean(self, maps: Tensor) -> Tensor:
-        """Return the maps with the mean of the valid positions in the padding.
-
-        It is then the mean of all positions.
-        """
+        """Fill the padding with the mean of the valid positions, which is then that of all positions."""
         num_valid = self.mask(maps).sum((1, 2))[:, None, None, None]
         return self.fill(maps, self.fill(maps).sum((2, 3), True) / num_valid)
 

@@ -53,7 +53,15 @@ def replace_convolutions(
     replacements = {convolution: make_layer(convolution) for convolution in unique}
     layers = {name: replacements[convolutions[name]] for name in selected}
     for name, layer in layers.items():
-        _check_layer(name, convolutions[name], layer)
+        if isinstance(layer, LambdaLayer2d):
+            convolution = convolutions[name]
+            expected = (convolution.in_channels, convolution.out_channels, convolution.stride)
+            actual = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
+            if actual != expected:
+                raise InputError(
+                    f"make_layer must return a layer with the input and output channels and strides {expected} of "
+                    f"{name}, got {actual}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
+                )
     if not allow_several_per_block:
         _check_one_per_block(model, layers)
     for name, layer in layers.items():
@@ -81,19 +89,6 @@ def _select(where: Where, convolutions: dict[str, nn.Conv2d], model: nn.Module) 
             f"where must select at least one of {len(convolutions)} convolutions of {type(model).__name__}, got none"
         )
     return [name for name in convolutions if name in selected]
-
-
-def _check_layer(name: str, convolution: nn.Conv2d, layer: nn.Module) -> None:
-    """Raise ValueError unless a lambda layer has the channels and stride of the convolution with this name."""
-    if not isinstance(layer, LambdaLayer2d):
-        return
-    expected = (convolution.in_channels, convolution.out_channels, convolution.stride)
-    actual = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
-    if actual != expected:
-        raise InputError(
-            f"make_layer must return a layer with the input and output channels and strides {expected} of {name}, got "
-            f"{actual}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
-        )
 
 
 def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lambdanets.errors import InputError
 from lambdanets.layers import LambdaLayer2d
+from lambdanets.models.lambda_resnet import ResNetBase
 
 WIDTHS = (16, 32, 64, 128, 256)  # a quarter of those of the paper
 
@@ -120,9 +121,7 @@ class UNet(nn.Module):
         self.num_classes = num_classes
         self.head = self._make_head({"device": weight.device, "dtype": weight.dtype})
 
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the embedding tables, which timm's optimizers then exclude from weight decay."""
-        return {name for name, _ in self.named_parameters() if name.endswith("table")}
+    no_weight_decay = ResNetBase.no_weight_decay
 
 
 class _Block(nn.Module):

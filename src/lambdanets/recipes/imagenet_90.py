@@ -16,7 +16,6 @@ from lambdanets.tasks.recipes import ClassificationRecipe
 BATCH_SIZE = 4096
 
 recipe = ClassificationRecipe(
-    data="",
     model="resnet50_lambda",
     model_options={"pattern": "LLLL"},
     batch_norm_momentum=0.0001,  # TensorFlow's decay is 1 - 0.0001 = 0.9999

@@ -153,13 +153,11 @@ def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:
     if not dist.is_initialized():
         return compute()
     result_and_success: list[Any] = [None, False]
-    if dist.get_rank() == 0:
-        try:
+    try:
+        if dist.get_rank() == 0:
             result_and_success = [compute(), True]
-        finally:
-            dist.broadcast_object_list(result_and_success)
-    else:
+    finally:
         dist.broadcast_object_list(result_and_success)
-        if not result_and_success[1]:
-            raise RankZeroFailed
+    if not result_and_success[1]:
+        raise RankZeroFailed
     return result_and_success[0]

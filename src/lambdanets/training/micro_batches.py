@@ -18,8 +18,6 @@ from lambdanets.terminal import echo
 from lambdanets.training.distributed import World, all_gather_lists
 from lambdanets.training.task import Task
 
-AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-
 
 class Trial:
     """Training steps on copies of the task's largest example and model, which change neither it nor the random state.
@@ -49,7 +47,7 @@ class Trial:
         Raises InputError if the model cannot be trained on the images.
         """
         batch = self._batch(batch_size)
-        autocast = AUTOCAST.get(self.recipe.precision)
+        autocast = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.recipe.precision)
         try:
             with (
                 torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),

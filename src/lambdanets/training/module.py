@@ -196,10 +196,6 @@ class EMA(WeightAveraging):
             if not average.is_floating_point():
                 average.copy_(weight)
 
-    def copy_to(self, module: LightningModule) -> None:
-        """Copy the EMA weights into the model. Also works if this process resumed a run that had finished training."""
-        self._copy_average_to_current(module)
-
 
 class StepStatistics:
     """The running statistics of one step, which has several micro-batches or ranks.

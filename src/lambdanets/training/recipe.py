@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE
 from lambdanets.inference.model_card import Architecture
-from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error, write_json
+from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error
 from lambdanets.registry import TASKS, find, task_entry
 
 if TYPE_CHECKING:
@@ -125,22 +124,12 @@ def extended_recipe(recipe: TrainingRecipe, options: Iterable[str]) -> TrainingR
     return recipe
 
 
-def write_recipe(recipe: TrainingRecipe, path: Path) -> None:
-    """Write the task and all fields of a recipe to a JSON file, atomically."""
-    write_json(path, recipe.fields(), 2)
-
-
 def read_recipe(path: Path) -> TrainingRecipe:
-    """Read a recipe of any task from a JSON file. Raises InputError if the file is not a valid recipe."""
+    """Read the recipe of a run, of any task, from a JSON file. Raises InputError if it is missing or invalid."""
+    if not path.is_file():
+        got = f"one without {path.name}" if path.parent.exists() else "none of this name"
+        raise InputError(f"{path.parent} must be a run folder, got {got}")
     fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is not a valid recipe")
     if (entry := task_entry(fields.get("task"))) is None:
         raise InputError(f"task in {path} must be one of {', '.join(TASKS)}, got {fields.get('task')!r}")
     return find(entry.recipe).from_fields(fields, str(path))
-
-
-def read_run_recipe(folder: Path) -> TrainingRecipe:
-    """Read the recipe of a run. Raises InputError if the folder is not a run folder."""
-    if not (folder / RECIPE).is_file():
-        got = f"one without {RECIPE}" if folder.exists() else "none of this name"
-        raise InputError(f"{folder} must be a run folder, got {got}")
-    return read_recipe(folder / RECIPE)

@@ -20,6 +20,7 @@ from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE, encode_utf8
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
+from lambdanets.records import write_json
 from lambdanets.signals import check_signals, handle_signals
 from lambdanets.terminal import echo
 from lambdanets.training.checkpoints import BEST, KeepBest, KeepLast, check_resumable, has_checkpoint, newest_checkpoint
@@ -27,7 +28,7 @@ from lambdanets.training.distributed import World, broadcast_from_rank_zero, pro
 from lambdanets.training.initial_weights import build_model, identify_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
-from lambdanets.training.recipe import TrainingRecipe, read_recipe, read_run_recipe, task_class, write_recipe
+from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
 from lambdanets.training.report import RESULT, finish, read_result, write_findings
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
@@ -77,7 +78,7 @@ def resume(folder: Path) -> dict[str, Any]:
     Raises InputError if the folder is not a run folder, if a file is damaged or if the data has changed, and
     InUseError if another process trains in the folder.
     """
-    return start(read_run_recipe(folder), folder)
+    return start(read_recipe(folder / RECIPE), folder)
 
 
 def check(recipe: TrainingRecipe) -> Task:
@@ -224,7 +225,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     if checkpoint is not None:
         check_resumable(checkpoint, task)
     # only now, because a refused command must not change the run; it stores the path of moved data
-    broadcast_from_rank_zero(lambda: write_recipe(recipe, folder / RECIPE))
+    broadcast_from_rank_zero(lambda: write_json(folder / RECIPE, recipe.fields(), 2))
     if world.is_rank_zero:
         if recipe.epochs <= recipe.warmup_epochs:
             note = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
@@ -245,8 +246,8 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     check_signals()
     with training, validation, closing(log), handle_signals(last.handle_signal):
         trainer.fit(module, training, validation, ckpt_path=checkpoint)
-    if ema:
-        ema.copy_to(module)
+    if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
+        ema._copy_average_to_current(module)
     if task.patience:
         load_tensors(model, read_weights(checkpoints / BEST)[0], str(checkpoints / BEST))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks

@@ -44,11 +44,9 @@ class RunLog(Callback):
         self.unreadable: set[str] = set()
         self.images_seen = 0
         self._columns = (*COLUMNS, *self.metrics, *SPEED)
-        self._losses = task.TRAINING_METRICS
-        self._world = world
-        self._max_unreadable = task.recipe.max_unreadable
+        self._task, self._world = task, world
         # images and losses since the last row, of this rank
-        self._sums = torch.zeros(1 + len(self._losses), dtype=torch.float64)
+        self._sums = torch.zeros(1 + len(task.TRAINING_METRICS), dtype=torch.float64)
         self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`
         self._progress = Progress("training", 0, "steps", disable=True)
         self._writer: SummaryWriter | None = None  # of TensorBoard, on rank 0
@@ -126,7 +124,7 @@ class RunLog(Callback):
     def _add_unreadable(self) -> None:
         self.unreadable.update(all_gather_lists(self._new_unreadable))
         self._new_unreadable = []
-        check_unreadable(sorted(self.unreadable), self._max_unreadable)
+        check_unreadable(sorted(self.unreadable), self._task.recipe.max_unreadable)
 
     def _add_training_row(self, trainer: Trainer, module: TrainingModule) -> None:
         module.check_finite()
@@ -138,7 +136,7 @@ class RunLog(Callback):
             return
         self._sums.zero_()
         self.images_seen += int(images)
-        means = {name: total / images for name, total in zip(self._losses, sums, strict=True)}
+        means = {name: x / images for name, x in zip(self._task.TRAINING_METRICS, sums, strict=True)}
         seconds = max(time.perf_counter() - self._started, 1e-9)
         speed = {
             "images_per_second": self._images / seconds,

@@ -19,7 +19,16 @@ def make_trainer(
     recipe: TrainingRecipe, folder: Path, callbacks: list[Callback], world: World, accumulation_steps: int
 ) -> Trainer:
     """Return a trainer with DDP under torchrun, otherwise on one GPU or the CPU."""
-    _silence_lightning()
+    # messages about devices, advertisements, and warnings that do not apply here
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*find_unused_parameters=True was specified.*",
+        ".*Grad strides do not match bucket view strides.*",  # channels_last weights
+    ):
+        warnings.filterwarnings("ignore", message)
     is_distributed = world.world_size > 1
     trainer = Trainer(
         default_root_dir=folder,
@@ -55,16 +64,3 @@ def _ddp_strategy(model: str) -> DDPStrategy:
     # timm's networks may compute stages whose features are not used, and DDP would wait for their gradients
     may_have_unused = model not in list_models()
     return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=keep_buckets or may_have_unused)
-
-
-def _silence_lightning() -> None:
-    """Hide messages about devices, advertisements, and warnings that do not apply here."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for message in (
-        ".*does not have many workers.*",
-        ".*isinstance.treespec, LeafSpec.*",
-        ".*find_unused_parameters=True was specified.*",
-        ".*Grad strides do not match bucket view strides.*",  # channels_last weights
-    ):
-        warnings.filterwarnings("ignore", message)

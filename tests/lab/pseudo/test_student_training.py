@@ -9,8 +9,9 @@ from commands import succeed
 from lambdanets.data.datasets import open_splits
 from lambdanets.errors import InputError
 from lambdanets.recipes import digits
+from lambdanets.records import write_json
 from lambdanets.training import run
-from lambdanets.training.recipe import read_recipe, write_recipe
+from lambdanets.training.recipe import read_recipe
 from lambdanets_lab.pseudo.recipe import StudentRecipe
 from lambdanets_lab.shards import write_shards
 from training.runs import assert_same_result, interrupted_run
@@ -61,7 +62,8 @@ def test_interrupted_student_training_resumes_bit_identically(recipe, tmp_path, 
 def test_rejects_resuming_a_student_with_another_selection(recipe, data, tmp_path, monkeypatch):
     folder = interrupted_run(recipe, tmp_path / "run", monkeypatch, step=2)
     other = write_selection(data / "shards", tmp_path / "other", classes=DIGITS, top=3, per_class=11)
-    write_recipe(replace(read_recipe(folder / "recipe.json"), pseudo_labels=str(other)), folder / "recipe.json")
+    recipe = replace(read_recipe(folder / "recipe.json"), pseudo_labels=str(other))
+    write_json(folder / "recipe.json", recipe.fields())
     with pytest.raises(InputError, match="the data has changed since the run started"):
         run.resume(folder)
 
