@@ -100,7 +100,8 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
     recipe = find_recipe(name)  # a file may register the task of the run
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--resume", nargs="?")  # `parse_all` reports a missing value
-    if resumed := first.parse_known_args(arguments)[0].resume:
+    resumed = first.parse_known_args(arguments)[0].resume
+    if resumed and (Path(resumed) / RECIPE).is_file():
         recipe = read_recipe(Path(resumed) / RECIPE)
     words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
@@ -118,6 +119,8 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
             options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
     if options.resume is not None and ((has_recipe and not name.endswith(".py")) or options.run is not None):
         raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
+    if options.resume is not None:
+        read_recipe(options.resume / RECIPE)  # raises its error
     return name, options, requested
 
 
