@@ -31,7 +31,7 @@ SMALL = "--training-images 16 --image-size 64 --batch-size 4 --epochs 2"
 COMMANDS = {
     "classification": "train digits --training-images 400 --epochs 3 --ema-decay 0.9",
     "detection": f"train scattered_digits {SMALL}",
-    "segmentation": f"train digit_masks {SMALL}",
+    "segmentation": f"train digit_masks {SMALL} --model-options scope 7",
 }
 
 
