@@ -30,6 +30,7 @@ from pages import RESULTS, ROOT, Script, replace_section
 
 from lambdanets import cli
 from lambdanets.models.weights import read_weights
+from lambdanets.signals import handle_signals
 from lambdanets.training import run_log
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results, write_results
@@ -126,17 +127,18 @@ def run(arguments: list[str], log: Path, kill: Kill | None = None) -> tuple[int,
 
 def run_child(planned: str, arguments: list[str]) -> None:
     """Run a command in this process, with its kill."""
-    if (fields := json.loads(planned)) is not None:
-        kill = Kill(**fields)
-        if kill.event:
-            _kill_at_event(kill)
-        else:
-            timer = threading.Timer(kill.seconds, os.kill, (os.getpid(), kill.signal))
-            timer.daemon = True
-            timer.start()
-    code = cli.main(arguments)
-    sys.stdout.flush()
-    os._exit(code)  # the signal may arrive while Python shuts down
+    with handle_signals():  # before the kill, which may come at once, and while the command ends
+        if (fields := json.loads(planned)) is not None:
+            kill = Kill(**fields)
+            if kill.event:
+                _kill_at_event(kill)
+            else:
+                timer = threading.Timer(kill.seconds, os.kill, (os.getpid(), kill.signal))
+                timer.daemon = True
+                timer.start()
+        code = cli.main(arguments)
+        sys.stdout.flush()
+        os._exit(code)  # the signal may arrive while Python shuts down
 
 
 def _kill_at_event(kill: Kill) -> None:

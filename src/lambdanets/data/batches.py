@@ -256,7 +256,8 @@ def _init_worker(worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     exit_with_parent()  # PyTorch checks the parent only between batches, not while a worker hangs in an image
-    # a thread sends the batches; by default it drops those that fail, for which the training process would wait forever
+    # A thread sends the batches; by default it drops those that fail, for which the training process would wait
+    # forever. concurrent.futures overrides this hook of Queue, too, which type stubs lack.
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_exit_worker)  # type: ignore[attr-defined]
 
 

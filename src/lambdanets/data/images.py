@@ -143,7 +143,7 @@ def describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) 
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, OSError) and error.strerror:
-        return f"it cannot be opened: {error.strerror}"
+        return f"it cannot be read: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) or "'imagecodecs' package" in str(error):  # raised by tifffile
         return f"its pixels need imagecodecs; install it with: pip install 'lambdanets[{EXTRAS['imagecodecs']}]'"
     return one_line(error)

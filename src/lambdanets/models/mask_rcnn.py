@@ -194,7 +194,7 @@ class _Float32RoIAlign(MultiScaleRoIAlign):
 
     def __init__(self, strides: Sequence[int], output_size: int) -> None:
         super().__init__([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
-        # torchvision would infer these from the first images, wrongly for small ones
+        # torchvision would infer both from the first images, wrongly for small ones
         self.scales = [1 / stride for stride in strides]
         self.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
 

@@ -95,8 +95,8 @@ def test_a_category_of_training_is_kept_without_annotations(tmp_path: Path) -> N
     path = write(tmp_path / "a.json", content(annotation(1), images=[image(1, "1.png")]) | {"categories": categories})
     of_training = (Category(1, "animal"), Category(7, "seven"))
     folder = write_folder(tmp_path / "f", FILES)
-    opened = open_validation({"validation_data": path, "images": folder}, of_training)
-    assert opened.annotations.categories == of_training
+    validation = open_validation({"validation_data": path, "images": folder}, of_training)
+    assert validation.annotations.categories == of_training
     assert open_annotated(path, folder).annotations.categories == of_training[1:]
 
 
