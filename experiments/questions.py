@@ -53,6 +53,7 @@ PRECISION = {"precision": "bf16-mixed"}
 TUNING = {"epochs": 5, "hold-out": 0.2}  # of runs that compare learning rates
 TUNING_SEED = 100
 EPOCHS, LEVEL = 10, 0.05
+SEEDS = range(8)
 
 
 def best_rates() -> dict[str, float]:
@@ -112,6 +113,8 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, (curves, answers) = plot_style.subplots(2, height=3.6)
     styles = ((plot_style.OURS, "o"), *plot_style.BASELINES)
     for layer, (color, marker) in zip(LAYERS, styles, strict=False):
+        if not is_finished(runs, layer):
+            continue
         scores = [run["top1_by_epoch"] for run in runs if run["layer"] == layer]
         means = [100 * statistics.fmean(values) for values in zip(*scores, strict=True)]
         epoch = seconds[layer]["median"] * TRAINING_IMAGES / BATCH[0] / 60
@@ -119,24 +122,30 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
         curves.plot(minutes, means, color=color, marker=marker, label=layer)
     curves.set(xlabel="minutes of training steps", ylabel="top-1 on test images (%)")
     curves.legend(fontsize=10)
-    for y, differences in enumerate(reversed(paired(runs).values())):
+    pairs = paired(runs)
+    for y, differences in enumerate(reversed(pairs.values())):
         low, high = confidence_interval(differences, 1 - LEVEL / len(QUESTIONS))
         answers.plot([low, high], [y, y], color=plot_style.OURS)
         answers.plot(differences, [y] * len(differences), "o", color=plot_style.OURS, alpha=0.35)
         answers.plot(statistics.fmean(differences), y, "|", color=plot_style.OURS, markersize=16)
-    answers.set_ylim(-0.5, len(QUESTIONS) - 0.5)
+    answers.set_ylim(-0.5, len(pairs) - 0.5)
     answers.axvline(0, color=plot_style.REFERENCE, linewidth=1)
-    answers.set_yticks(range(len(QUESTIONS)), list(reversed(QUESTIONS)))
+    answers.set_yticks(range(len(pairs)), [QUESTIONS[other] for other in reversed(pairs)])
     answers.set(xlabel="top-1 above the other: seeds, mean, interval")
     for axis in (curves, answers):
         axis.grid(**plot_style.GRID)
     plot_style.save(figure, path)
 
 
+def is_finished(runs: Sequence[Mapping[str, Any]], layer: str) -> bool:
+    return {run["seed"] for run in runs if run["layer"] == layer} >= set(SEEDS)
+
+
 def paired(runs: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The differences in top-1 between the lambda layer and each other layer, by seed, in points."""
-    top1 = {layer: scores_by_seed(runs, {"layer": layer}, "top1") for layer in LAYERS}
-    return {other: paired_differences(top1[LAMBDA], top1[other]) for other in QUESTIONS}
+    """The differences in top-1 to the lambda layer by seed, in points, of the questions with all their runs."""
+    top1 = {layer: scores_by_seed(runs, {"layer": layer}, "top1") for layer in LAYERS if is_finished(runs, layer)}
+    others = [other for other in QUESTIONS if other in top1 and LAMBDA in top1]
+    return {other: paired_differences(top1[LAMBDA], top1[other]) for other in others}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -158,26 +167,33 @@ def answer(differences: Sequence[float], adjusted: float) -> str:
 def section(runs: Sequence[Mapping[str, Any]]) -> str:
     """The text between the page's markers."""
     pairs = paired(runs)
-    adjusted = holm([float(ttest_1samp(values, 0).pvalue) for values in pairs.values()])
+    if not pairs:
+        return "The runs are not finished.\n"
+    p_values = [float(ttest_1samp(values, 0).pvalue) for values in pairs.values()]
+    unknown = [1.0] * (len(QUESTIONS) - len(pairs))  # whatever they are, no adjusted p-value will be larger
+    adjusted = holm([*p_values, *unknown])
     rows = []
-    for (other, differences), p in zip(pairs.items(), adjusted, strict=True):
-        plain, corrected = (confidence_interval(differences, 1 - LEVEL / count) for count in (1, len(pairs)))
+    for (other, differences), p in zip(pairs.items(), adjusted, strict=False):
+        plain, corrected = (confidence_interval(differences, 1 - LEVEL / count) for count in (1, len(QUESTIONS)))
         intervals = [" to ".join(f"{bound:+.2f}" for bound in interval) for interval in (plain, corrected)]
         difference = f"{statistics.fmean(differences):+.2f}"
         means = [format_mean([*scores_by_seed(runs, {"layer": name}, "top1").values()]) for name in (LAMBDA, other)]
         rows.append([QUESTIONS[other], *means, difference, *intervals, f"{p:.3f}", answer(differences, p)])
+    missing = len(LAYERS) * len(SEEDS) - len(runs)
+    ending = f" Of the other questions, {missing} of 40 runs are still to be trained." if missing else ""
     columns = ("question", "lambda layer", "the other", "difference", "95% interval", "corrected interval")
     table = markdown_table([*columns, "p (Holm)", "answer"], *rows)
+    confidence = f"{100 - 100 * LEVEL / len(QUESTIONS):.2f}%"
     return (
         f"![Top-1 over the time of training, and the differences to the lambda layer](results/questions.png)\n\n"
-        f"Top-1 (%) on the 10,000 test images, {seeds(runs)}, trained on {processors(runs)}; the "
-        f"corrected intervals are of {100 - 100 * LEVEL / len(pairs):.2f}% (Bonferroni; Holm's test, which gives the "
-        f"answers, also rejects some differences whose corrected interval has 0):\n\n{table}\n"
+        f"Top-1 (%) on the 10,000 test images, {seeds(runs)}, trained on {processors(runs)}; the corrected intervals "
+        f"are of {confidence} (Bonferroni; Holm's test, which gives the answers, also "
+        f"rejects some differences whose corrected interval has 0).{ending}\n\n{table}\n"
     )
 
 
 def main() -> None:
-    parser = SeededRuns(__doc__, "results.md", seeds=range(8))
+    parser = SeededRuns(__doc__, "results.md", seeds=SEEDS)
     parser.add_argument("--tune", action="store_true", help="only compare learning rates")
     parser.add_argument("--steps", action="store_true", help="only time a training step of each layer")
     options = parser.parse_options()
@@ -187,11 +203,9 @@ def main() -> None:
     elif options.data is not None:
         measure(options, out)
     runs = stored_runs(out)
-    is_finished = {(run["layer"], run["seed"]) for run in runs} >= {*itertools.product(LAYERS, range(8))}
-    is_finished &= STEPS.is_file()  # the figure needs it
     if not options.tune:
-        replace_section(options.page, "questions", section(runs) if is_finished else "The runs are not finished.\n")
-    if not options.tune and is_finished:
+        replace_section(options.page, "questions", section(runs))
+    if not options.tune and paired(runs):
         draw(runs, options.page.parent / "results/questions.png")
 
 

@@ -100,6 +100,14 @@ def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(command
     assert rows[0][3] == "+3.50"
     narrow, wide = ([float(bound) for bound in rows[0][column].split(" to ")] for column in (4, 5))
     assert wide[0] < narrow[0] < 3.5 < narrow[1] < wide[1]
+    p_value = rows[0][6]
+    unfinished = [run for run in runs if run["layer"] != "content lambda only" or run["seed"] < 7]
+    (tmp_path / "OUT.json").write_text(json.dumps({"runs": unfinished}), encoding="utf-8")
+    call_main(script, monkeypatch, "--page", page)
+    text = page.read_text(encoding="utf-8")
+    assert "1 of 40 runs are still to be trained" in text
+    assert f"| {p_value} | yes |" in text
+    assert "content" not in text
 
 
 def test_holm_corrects_the_smallest_p_value_most():
