@@ -298,7 +298,7 @@ INVALID_ARGUMENTS = [
     ({"grid": (7, 7)}, r"grid must be a tuple of sides if scope is None, else None, got \(7, 7\) and scope=5"),
     ({"content": False, "position": False}, "content and position must not both be False"),
     ({"stride": 2, "causal": True}, "stride must be 1 and pool None if causal is True.*got stride=2"),
-    ({"normalize_keys": "l1"}, "normalize_keys must be 'softmax', 'l2' or None, got 'l1'"),
+    ({"normalize_keys": "l1"}, r"normalize_keys must be one of \('softmax', 'l2', None\), got 'l1'"),
     ({"embedding": OTHER, "position": False}, "embedding must be None when position is False"),
     ({"embedding": DenseEmbedding(9, 9, 16, heads=4)}, "embedding must have the .query_depth"),
     ({"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"),

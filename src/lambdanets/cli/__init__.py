@@ -4,7 +4,7 @@ Options are made from records. A user error is one line on stderr, and exit code
 imported when the command is run, and PyTorch only when it is needed, so that --help and option errors are fast.
 """
 
-import importlib
+import importlib.util
 import io
 import os
 import sys
@@ -14,7 +14,7 @@ from lambdanets import __version__, signals
 from lambdanets.errors import InputError, RankZeroFailed, describe_failure, explain_missing_extras, nearest_hint
 from lambdanets.terminal import echo
 
-# Command -> line in the help. The function `main` in the module of the same name runs it.
+# Command -> line in the help. `main` in the module of the same name, here or in `lambdanets_lab.cli`, runs it.
 COMMANDS = {
     "train": "Train a recipe of any task: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
     "evaluate": "Evaluate a model on a labeled set: lambdanets evaluate MODEL [--data DATA].",
@@ -31,8 +31,6 @@ COMMANDS = {
     "benchmark": "Benchmark against baselines: lambdanets benchmark layer | model | scaling | tables.",
     "kernels": "Show and check the compiled kernels on this machine: lambdanets kernels [--device cuda].",
 }
-# Commands in `lambdanets_lab.cli`; the others are in this package.
-_LAB_COMMANDS = {"explain", "demo", "export", "shard", "pseudo-label", "report", "compare", "tables", "benchmark"}
 # Command -> the extra with all optional dependencies of the command.
 _EXTRAS = {"benchmark": "bench", "demo": "demo"}
 
@@ -76,8 +74,9 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         known = [*COMMANDS, "--help", "--version"]
         raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest_hint(command, known)}")
-    package = "lambdanets_lab" if command in _LAB_COMMANDS else "lambdanets"
-    return importlib.import_module(f"{package}.cli.{command.replace('-', '_')}").main(arguments[1:])
+    module = command.replace("-", "_")
+    package = "lambdanets" if importlib.util.find_spec(f"lambdanets.cli.{module}") else "lambdanets_lab"
+    return importlib.import_module(f"{package}.cli.{module}").main(arguments[1:])
 
 
 def _fail(message: str) -> int:

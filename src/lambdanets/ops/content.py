@@ -67,7 +67,7 @@ def mask_context(keys: Tensor | None, values: Tensor, valid: Tensor, normalize_k
 def check_normalization(normalize_keys: str | None) -> None:
     """Raise ValueError unless normalize_keys is in NORMALIZATIONS."""
     if normalize_keys not in NORMALIZATIONS:
-        raise ValueError(f"normalize_keys must be 'softmax', 'l2' or None, got {normalize_keys!r}")
+        raise ValueError(f"normalize_keys must be one of {NORMALIZATIONS}, got {normalize_keys!r}")
 
 
 def shared_lambda(keys: Tensor, values: Tensor, normalize_keys: str | None) -> Tensor:

@@ -129,11 +129,11 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe
-        has_betas = recipe.optimizer == "adamw"
-        options = {"betas": (recipe.momentum, 0.999)} if has_betas else {"momentum": recipe.momentum}
         # timm asks only the outermost module, which may be a detector, for names without weight decay
         exempt = {*getattr(self.model, "no_weight_decay", set)(), "*table"}
         groups = param_groups_weight_decay(self.model, recipe.weight_decay, no_weight_decay_list=exempt)
+        # timm passes on those that the optimizer takes
+        options = {"momentum": recipe.momentum, "betas": (recipe.momentum, 0.999)}
         optimizer = create_optimizer_v2(groups, OPTIMIZERS[recipe.optimizer], lr=recipe.learning_rate, **options)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, make_schedule(recipe, self.steps_per_epoch))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
