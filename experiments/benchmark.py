@@ -154,9 +154,7 @@ def main() -> None:
     replace_section(options.page, "benchmark", page_section())
     replace_section(options.readme, "benchmark", readme_section())
     for kind, (name, draw) in FIGURES.items():
-        figure = draw(read_rows(read(kind)))
-        assert figure is not None
-        plot_style.save(figure, options.page.with_name(name))
+        plot_style.save(draw(read_rows(read(kind))), options.page.with_name(name))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,20 @@
-"""The claims of the paper beside what was measured here: writes the tables of docs/claims.md, and their figure.
+"""The paper's claims about accuracy beside what was measured: writes docs/claims.md and its figure.
 
     python experiments/claims.py [--page docs/claims.md]
 
-A claim about accuracy is confirmed if the 95% confidence interval of the paired difference over at least three seeds
-(Student's t) is above 0, refuted if it is below 0, and undecided otherwise. A claim about cost is confirmed if it holds
-in all measured cases, refuted if in none; otherwise the verdict says in how many.
+A claim is confirmed if the 95% confidence interval of the paired difference over at least three
+seeds (Student's t) is above 0, refuted if it is below 0, and undecided otherwise.
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import frontier
 import nuclei
 import segmentation
-from comparison import FASHION_MNIST, read_cifar10
-from pages import MACHINES, RESULTS, PageScript, replace_section
+from pages import RESULTS, PageScript, replace_section
 
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import markdown_table
@@ -26,6 +23,9 @@ from lambdanets_lab.seeds import confidence_interval, format_difference, paired_
 from lambdanets_lab.studies.catalog import STUDIES
 from lambdanets_lab.studies.results import read_comparison
 
+# results.json of each `lambdanets compare`
+CIFAR10 = sorted((RESULTS / "epyc-2-cores/cifar10").glob("*.json"))
+FASHION_MNIST = [RESULTS / "xeon-2-cores/fashion_mnist.json"]
 LIMIT = 10.0  # points in the figure
 
 
@@ -38,14 +38,6 @@ class Accuracy(NamedTuple):
     differences: Sequence[float]
 
 
-class Cost(NamedTuple):
-    """A claim about cost with its reference, what was measured, and the verdict."""
-
-    claim: str
-    measured: str
-    verdict: str
-
-
 def verdict(differences: Sequence[float], comparisons: int = 1) -> str:
     """Return "confirmed" if the interval is above 0, "refuted" if it is below 0, and otherwise "undecided".
 
@@ -55,13 +47,6 @@ def verdict(differences: Sequence[float], comparisons: int = 1) -> str:
     if len(differences) < 3:
         return "undecided"
     return "confirmed" if low > 0 else "refuted" if high < 0 else "undecided"
-
-
-def verdict_of_cases(cases: Sequence[bool]) -> str:
-    """Return the verdict on a claim about cost, from whether it holds in each case."""
-    if all(cases):
-        return "confirmed"
-    return f"for {sum(cases)} of {len(cases)} cases" if any(cases) else "refuted on the measured CPUs"
 
 
 BETTER_THAN_CONVOLUTIONS = "Lambda layers are more accurate than 3x3 convolutions: 78.4 and 76.9 (Table 3)"
@@ -105,7 +90,8 @@ def mixer_claims() -> Iterator[tuple[str, str, str, str]]:
 
 
 def mixers() -> Iterator[Accuracy]:
-    datasets = {"CIFAR-10, 10 epochs ¶": read_cifar10(), "Fashion-MNIST, 188 steps": read_comparison(FASHION_MNIST)}
+    files = {"CIFAR-10, 10 epochs ¶": CIFAR10, "Fashion-MNIST, 188 steps": FASHION_MNIST}
+    datasets = {name: read_comparison(*paths) for name, paths in files.items()}
     for claim, label, *variants in (*mixer_claims(), *VARIANTS):
         differences = {
             name: paired_differences(
@@ -153,104 +139,6 @@ def tasks() -> list[Accuracy]:
         Accuracy(unet, layer, "cell nuclei, Dice ¶", on_nuclei),
         Accuracy(unet, layer, "scattered digits, Dice, validation images ‡", on_digits),
     ]
-
-
-ATTENTION = ("sdpa", "flex-attention", "natten")
-
-
-def span(ratios: Sequence[float]) -> str:
-    low, high = (f"{ratio:.{1 if ratio >= 2 else 2}f}" for ratio in (min(ratios), max(ratios)))
-    return f"{low} to {high} times"
-
-
-Rows = dict[tuple[str, str], dict[str, Any]]  # of a table, by candidate and pass
-
-
-def read_tables(name: str) -> dict[str, Rows]:
-    """The measurements of a table by processor."""
-    results = [read_results(machine / f"tables/{name}.json") for machine in MACHINES]
-    return {
-        each["hardware"]["processor"]: {(row["candidate"], row["sizes"]["pass"]): row for row in each["rows"]}
-        for each in results
-    }
-
-
-def ratio_of_times(rows: Rows, other: str, ours: str, phase: str) -> float:
-    return rows[other, phase]["median_seconds"] / rows[ours, phase]["median_seconds"]
-
-
-def layer_costs() -> Iterator[Cost]:
-    """Compare time and memory of a layer with the better of two kinds of attention and with the 3x3 convolution."""
-    for kind, column in (("memory", "peak_bytes"), ("time", "median_seconds")):
-        measured = read_results(RESULTS / f"xeon-2-cores/layers/{kind}.json")["rows"]
-        rows = [row for row in measured if row["skip_reason"] is None]
-        values = {(*row["sizes"].values(), row["candidate"]): row[column] for row in rows}
-        noisy = {(*row["sizes"].values(), row["candidate"]) for row in rows if kind == "time" and row["noisy"]}
-        for candidates, name, claim in (
-            (
-                ATTENTION,
-                "attention",
-                f"A lambda layer needs less {kind} than PyTorch's attention over the same context § (Table 4)",
-            ),
-            (("convolution",), "a convolution", f"Not in the paper: it needs less {kind} than a 3x3 convolution"),
-        ):
-            best: dict[tuple[Any, ...], float] = {}
-            for (*case, candidate), value in values.items():
-                if candidate in candidates and not noisy & {(*case, candidate), (*case, "lambdanets")}:
-                    best[*case,] = min(value, best.get((*case,), value))
-            ratios = {case: value / values[*case, "lambdanets"] for case, value in best.items()}
-            small, large = (
-                [r for (shape, *_), r in ratios.items() if (int(shape.split("x")[0]) > 14) is is_large]
-                for is_large in (False, True)
-            )
-            text = f"{name} needs {span(small)} as much on maps up to 14x14, {span(large)} on 28x28 and 56x56"
-            yield Cost(claim, text, verdict_of_cases([r > 1 for r in ratios.values()]))
-
-
-def network_costs() -> Iterator[Cost]:
-    for layer, images in (("axial self-attention", 960), ("local self-attention 7x7", 440)):
-        measured, all_speeds = [], []
-        for processor, rows in read_tables("table-4").items():
-            speeds, memory = [], []
-            for phase in ("inference", "training"):
-                speeds.append(ratio_of_times(rows, layer, "lambda layer", phase))
-                memory.append(rows["lambda layer", phase]["peak_bytes"] / rows[layer, phase]["peak_bytes"])
-            measured.append(
-                f"{processor}: {speeds[0]:.1f} times as fast in inference, {speeds[1]:.1f} in training, with "
-                f"{memory[0]:.0%} and {memory[1]:.0%} of the memory"
-            )
-            all_speeds += speeds
-        claim = f"ResNet-50 with lambda layers is faster than with {layer}: 1,160 and {images} images/s (Table 4)"
-        yield Cost(claim, "<br>".join(measured), verdict_of_cases([s > 1 for s in all_speeds]))
-
-
-def extra_data_costs() -> Iterator[Cost]:
-    for other, paper in (("EfficientNet-B7", "9.5 and 6.2"), ("ViT-L/16", "9.0 and 9.5")):
-        measured, all_speeds = [], []
-        for processor, rows in read_tables("table-5").items():
-            speeds = [ratio_of_times(rows, other, "LambdaResNet-152", phase) for phase in ("training", "inference")]
-            measured.append(f"{processor}: {speeds[0]:.1f} times as fast in training, {speeds[1]:.1f} in inference")
-            all_speeds += speeds
-        measured.append(f"in the paper {paper} times")
-        claim = f"LambdaResNet-152 is faster than {other} (Table 5)"
-        yield Cost(claim, "<br>".join(measured), verdict_of_cases([s > 1 for s in all_speeds]))
-
-
-def speed() -> Iterator[Cost]:
-    """Compare the speed of LambdaResNets with other families at equal published accuracy, on each machine."""
-    machines = frontier.read_machines()
-    for family, (low, high) in frontier.PAPER_SPEEDUPS.items():
-        measured, as_in_the_paper = [], []
-        for results in machines:
-            ratios = frontier.ratios_to(family, results, "training")
-            as_in_the_paper += [ratio >= low for ratio in ratios]
-            measured.append(
-                f"{results['hardware']['processor']}: {min(ratios):.2f} to {max(ratios):.2f} times as fast, faster at "
-                f"{sum(ratio > 1 for ratio in ratios)} of {len(ratios)} accuracies, at least {low} times as fast at "
-                f"{sum(ratio >= low for ratio in ratios)}"
-            )
-        claim = f"LambdaResNets train {low} to {high} times as fast as {family} at equal accuracy (Figure 4)"
-        yield Cost(claim, "<br>".join(measured), verdict_of_cases(as_in_the_paper))
 
 
 def num_comparisons(findings: Sequence[Accuracy]) -> int:
@@ -330,7 +218,6 @@ def main() -> None:
     page = PageScript(__doc__, "claims.md").parse_args().page
     accuracies = accuracy()
     draw(accuracies, page.parent / "results/claims.png")
-    costs = [*network_costs(), *extra_data_costs(), *layer_costs(), *speed()]
     section = [
         "![Paired differences in accuracy with their 95% confidence intervals](results/claims.png)",
         multiplicity(accuracies),
@@ -340,12 +227,6 @@ def main() -> None:
         "‡ the recipe was selected on these images; the detection runs have an EMA of the parameters only<br>\n"
         "¶ the recipe was changed after an earlier version had been scored on these images",
         "</details>",
-        markdown_table(Cost._fields, *costs),
-        "§ the better of scaled_dot_product_attention with a mask, which computes all pairs also for local contexts, "
-        "and\nFlexAttention (inference only); NATTEN, which has kernels for local contexts, was not measured. "
-        "Cases: 56x56x64, 28x28x128, 14x14x256\nand 7x7x512, scopes 23 and 7, inference and training, "
-        "batch 8, without noisy times. Times of different runs vary by up to 40%, so ratios from 0.8 to 1.25 are not "
-        "resolved.",
     ]
     replace_section(page, "claims", "\n\n".join(section) + "\n")
 

@@ -14,7 +14,7 @@ from lambdanets.terminal import text_table
 from lambdanets.training.recipe import read_recipe
 from lambdanets.training.report import RESULT
 from lambdanets_lab.markdown import format_mean, markdown_table
-from lambdanets_lab.seeds import scores_by_seed
+from lambdanets_lab.seeds import paired_differences, scores_by_seed
 
 _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 _KINDS = {"bbox": "box", "segm": "mask"}
@@ -25,8 +25,9 @@ Run = dict[str, Any]
 def report(runs: Sequence[Path], format: Literal["text", "markdown"]) -> str:
     """Make a table of box and mask AP in percent, with one row per configuration in the order of the run folders.
 
-    Differences to the first row are in parentheses. Runs that differ only in the seed share a row with mean ± std. A
-    dash means that the data has no objects of that size. In the text format, boxes and masks have separate tables.
+    Differences to the first row, over the seeds of both, are in parentheses. Runs that differ
+    only in the seed share a row with mean ± std. A dash means that the data has no objects of that
+    size. In the text format, boxes and masks have separate tables.
 
     Runs that differ in the content of their initial weights or training data have separate rows, labeled with the file.
 
@@ -47,7 +48,8 @@ def report(runs: Sequence[Path], format: Literal["text", "markdown"]) -> str:
     names = {result["data"] for result in results.values()}
     data = first["data"] if len(names) == 1 else first["validation_data"]["name"]
     caption = f"Average precision in percent on {data}, {first['images']:,} images."
-    caption += " In brackets: difference to the first row." if len(rows) > 1 else ""
+    if len(rows) > 1:
+        caption += " In brackets: difference to the first row, over the seeds of both."
     caption += " Mean ± std over seeds." if len(results) > len(rows) else ""
     if format == "markdown":
         return f"{markdown_table(*_cells(rows, list(_KINDS)))}\n\n{caption}\n"
@@ -84,19 +86,12 @@ def _cells(rows: Sequence[Sequence[Run]], kinds: Sequence[str]) -> list[list[str
     """The cells of the header and of each row."""
     columns = [(kind, name) for kind in kinds for name in _NAMES]
     lines = [["model", "params (M)", "seeds", *(f"{_KINDS[kind]} {name}" for kind, name in columns)]]
-    baseline = [_values(rows[0], column) for column in columns]
     for row in rows:
         cells = []
-        for column, expected in zip(columns, baseline, strict=True):
-            values = _values(row, column)
-            is_compared = row is not rows[0] and values and expected
-            gain = f" ({statistics.fmean(values) - statistics.fmean(expected):+z.1f})" if is_compared else ""
-            cells.append(format_mean(values) + gain)
+        for column in columns:
+            scores, baseline = (scores_by_seed(each, {}, *column) for each in (row, rows[0]))
+            gains = paired_differences(scores, baseline) if row is not rows[0] else []
+            gain = f" ({statistics.fmean(gains):+z.1f})" if gains else ""
+            cells.append(format_mean(list(scores.values())) + gain)
         lines.append([_label(row[0], rows), f"{row[0]['parameters'] / 1e6:.1f}", str(len(row)), *cells])
     return lines
-
-
-def _values(row: Sequence[Run], column: Sequence[str]) -> list[float]:
-    """Scores in percent, one per seed; none if a run has no such score."""
-    values = scores_by_seed(row, {}, *column)
-    return list(values.values()) if len(values) == len(row) else []

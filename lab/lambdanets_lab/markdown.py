@@ -10,9 +10,9 @@ def markdown_table(header: Sequence[str], *rows: Sequence[str]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
-def format_mean(values: Sequence[float]) -> str:
-    """Format mean ± std with one decimal; "-" without values, and no std for one."""
+def format_mean(values: Sequence[float], digits: int = 1) -> str:
+    """Format mean ± std; "-" without values, and no std for one."""
     if not values:
         return "-"
-    std = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.1f}{std}"
+    std = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{digits}f}{std}"

@@ -20,9 +20,6 @@ class ModelSpec:
     overrides: dict[str, Any] = field(default_factory=dict, hash=False)  # unhashable, but compared by ==
     image_size: int = 224
 
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.overrides.items())})"
-
     def create(self, device: str = "meta") -> nn.Module:
         """Create the model, by default on the meta device."""
         with torch.device(device):

@@ -26,7 +26,6 @@ def time_interleaved(
     *,
     repeats: int,
     seconds: float,
-    seed: int = 0,
     synchronize: Callable[[], Any] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
     on_progress: Callable[[str], Any] = lambda message: None,
@@ -57,7 +56,7 @@ def time_interleaved(
             duration = time_once(name)
         num_affordable = int(seconds / max(duration, 1e-9))
         counts[name] = min(repeats, max(num_affordable, MIN_REPEATS))
-    generator = random.Random(seed)
+    generator = random.Random(0)
     for extra_pass in range(1 + MAX_EXTRA_PASSES):
         if extra_pass:
             counts = {name: count for name, count in counts.items() if is_noisy(samples[name])}

@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 
+from lambdanets.cli import main
 from lambdanets_lab.mixers import MIXERS
 from scripts import ROOT, load_script
 
@@ -36,10 +37,14 @@ def test_verdict_follows_from_the_confidence_interval(claims):
     assert claims.verdict([1.0, -1.1, 0.9]) == claims.verdict([5.0]) == "undecided"
 
 
-def test_speedup_is_interpolated_at_equal_accuracy():
-    frontier = load_script("experiments/frontier.py")
-    ratios = frontier.speedups([(80.0, 8.0), (81.0, 5.0), (90.0, 1.0)], [(80.0, 4.0), (82.0, 1.0)])
-    assert ratios == pytest.approx({80.0: 2.0, 81.0: 2.5})
+def test_compare_prints_the_tables_of_the_page(capsys):
+    results = ROOT / "experiments/results"
+    for pattern in ("xeon-2-cores/fashion_mnist.json", "epyc-2-cores/cifar10/*.json"):
+        assert main(["compare", "--report", *sorted(map(str, results.glob(pattern)))]) == 0
+    page = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+    rows = {line for line in page.splitlines() if line.startswith("| ") and "±" in line}
+    assert len(rows) > 30
+    assert rows < set(capsys.readouterr().out.splitlines())
 
 
 def mask_scores(name):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d
-from lambdanets_lab.benchmark.measurement import Case, Prepared, Tensors, prepare_module, run_module
+from lambdanets_lab.benchmark.measurement import Case, Prepared, Tensors
 from lambdanets_lab.benchmark.options import Layer
 from lambdanets_lab.benchmark.peers import PEERS, build_peer
 from lambdanets_lab.mixers import MIXERS, option_names
@@ -35,21 +35,25 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
 
     @functools.cache
     def layer() -> LambdaLayer2d:
-        torch.manual_seed(options.seed)
-        ours = LambdaLayer2d(
-            dim, query_depth=options.query_depth, heads=options.heads, scope=scope, algorithm=options.algorithm
-        )
+        torch.manual_seed(0)
+        ours = LambdaLayer2d(dim, query_depth=options.query_depth, heads=options.heads, scope=scope)
         return ours.to(device, dtype).train(training)
 
     @functools.cache
     def inputs() -> tuple[Tensor, Tensor | None]:
-        torch.manual_seed(options.seed + 1)
+        torch.manual_seed(1)
         x, grad_output = torch.randn(2, options.batch_size, dim, height, width).to(device, dtype)
-        return x, grad_output if training else None
+        return x.requires_grad_(training), grad_output if training else None
+
+    def prepare(module: nn.Module, expected: Callable[[], Tensors]) -> Prepared:
+        x, grad_output = inputs()
+        return Prepared(module, (x,), grad_output, tuple(module.parameters()), expected)
 
     def compute_expected(module: nn.Module) -> Tensors:
         x, grad_output = inputs()
-        return run_module(module.double(), x.double(), None if grad_output is None else grad_output.double())
+        x = x.detach().double().requires_grad_(training)
+        grad_output = None if grad_output is None else grad_output.double()
+        return Prepared(module.double(), (x,), grad_output).run()
 
     @functools.cache
     def expected() -> Tensors:
@@ -57,20 +61,17 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
         reference.algorithm = "query_order"
         return compute_expected(reference)
 
-    def prepare_ours() -> Prepared:
-        return prepare_module(layer(), *inputs(), expected)
-
-    def prepare_peer(package: str) -> Prepared:
-        return prepare_module(build_peer(package, layer()), *inputs(), expected)
+    def prepare_peer(name: str) -> Prepared:
+        return prepare(build_peer(name, layer()), expected)
 
     def prepare_mixer(name: str) -> Prepared:
         known = {"heads": options.heads, "scope": scope}
-        torch.manual_seed(options.seed)
+        torch.manual_seed(0)
         module = MIXERS[name](dim, **{option: known[option] for option in option_names(name) if option in known})
         module = module.to(device, dtype).train(training)
-        return prepare_module(module, *inputs(), lambda: compute_expected(copy.deepcopy(module)))
+        return prepare(module, lambda: compute_expected(copy.deepcopy(module)))
 
-    builders: dict[str, Callable[[], Prepared]] = {OURS: prepare_ours}
+    builders: dict[str, Callable[[], Prepared]] = {OURS: lambda: prepare(layer(), expected)}
     builders |= {name: functools.partial(prepare_peer, name) for name in PEERS}
     builders |= {name: functools.partial(prepare_mixer, name) for name in MIXERS}
     sizes = {"shape": shape, "scope": scope, "pass": phase}

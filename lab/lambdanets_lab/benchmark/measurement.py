@@ -3,35 +3,55 @@
 import gc
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from lambdanets.errors import is_out_of_memory
 from lambdanets_lab.benchmark.peers import Skipped
-from lambdanets_lab.timing import is_noisy, time_interleaved
+from lambdanets_lab.timing import is_noisy, summarize, time_interleaved
 
 # Tolerances of the relative error of outputs and gradients; the errors of a wrong formula are much larger.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-Tensors = dict[str, Tensor]
+Tensors = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prepared:
-    """A built candidate.
+    """A built candidate: the forward pass of a function, with grad_output also the backward pass.
 
-    run: the function to measure. release: frees its memory. errors: relative errors of its last run by name, if it is
-    verified. tolerance: of these errors.
+    inputs: arguments of the function.
+    parameters: tensors that get gradients beside the inputs that require them.
+    expected: computes in float64 what `run` must return, if the candidate is verified.
     """
 
-    run: Callable[[], Any]
-    release: Callable[[], Any]
-    errors: Callable[[], dict[str, float]] = dict
-    tolerance: float = 0.0
+    function: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+    grad_output: Tensor | None = None
+    parameters: Sequence[Tensor] = ()
+    expected: Callable[[], Tensors] | None = None
+
+    def run(self) -> Tensors:
+        """Return the output and, with grad_output, the gradient of the first input.
+
+        Each run allocates its gradients, so they count as its memory.
+        """
+        self.release()
+        with torch.set_grad_enabled(self.grad_output is not None):
+            output = self.function(*self.inputs)
+        if self.grad_output is None:
+            return {"output": output}
+        output.backward(self.grad_output)
+        return {"output": output.detach(), "input gradient": self.inputs[0].grad}
+
+    def release(self) -> None:
+        """Free the gradients."""
+        for tensor in (*self.inputs, *self.parameters):
+            tensor.grad = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,11 @@ class Row:
     def noisy(self) -> bool:
         return is_noisy(self.seconds)
 
+    @property
+    def median(self) -> float | None:
+        """The median time; None if it was not measured, or if the times are noisy."""
+        return summarize(self.seconds).median if self.seconds and not self.noisy else None
+
 
 def measure_case(
     case: Case,
@@ -72,7 +97,6 @@ def measure_case(
     *,
     repeats: int,
     seconds: float,
-    seed: int = 0,
     on_progress: Callable[[str], Any] = lambda message: None,
 ) -> list[Row]:
     """Measure the candidates of a case; return one row for each.
@@ -93,7 +117,11 @@ def measure_case(
             rows[name].skip_reason = "out of memory" if is_out_of_memory(error) else message
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     samples = time_interleaved(
-        runs, repeats=repeats, seconds=seconds, seed=seed, synchronize=synchronize, on_progress=on_progress
+        runs,
+        repeats=repeats,
+        seconds=seconds,
+        synchronize=synchronize,
+        on_progress=on_progress,
     )
     for name, times in samples.items():
         rows[name].seconds = times
@@ -104,55 +132,17 @@ def measure_case(
 
 def _check(prepared: Prepared, device: torch.device) -> tuple[Callable[[], Any], dict[str, float], int]:
     """Return the function to time, its errors, and its peak memory. Raises Skipped if an error is too large."""
-    prepared.run()
-    errors = prepared.errors()
+    outputs, expected = prepared.run(), prepared.expected() if prepared.expected else {}
+    errors = {name: relative_error(outputs[name], tensor) for name, tensor in expected.items()}
     for name, error in errors.items():
-        if not error <= prepared.tolerance:
-            raise Skipped(
-                f"wrong: {name} has a relative error of {error:.1e}, the tolerance is {prepared.tolerance:.0e}"
-            )
+        if not error <= (tolerance := TOLERANCE[prepared.inputs[0].dtype]):
+            expectation = f"the tolerance is {tolerance:.0e}"
+            raise Skipped(f"wrong: {name} has a relative error of {error:.1e}, {expectation}")
+    outputs.clear()
     prepared.release()
     peak = peak_bytes(prepared.run, device)
     prepared.release()
     return prepared.run, errors, peak
-
-
-def prepare_module(
-    module: nn.Module, x: Tensor, grad_output: Tensor | None, expected: Callable[[], Tensors]
-) -> Prepared:
-    """Prepare the forward pass of a module without gradients or, if grad_output is given, forward and backward.
-
-    Each run allocates its gradients, so they count as its memory. expected: `run_module` of the reference in float64.
-    """
-    x = x.detach().clone()
-    last: Tensors = {}
-
-    def release() -> None:
-        last.clear()
-        module.zero_grad(set_to_none=True)
-        x.grad = None
-
-    def run() -> None:
-        release()
-        last.update(run_module(module, x, grad_output))
-
-    def errors() -> dict[str, float]:
-        reference = expected()
-        return {name: relative_error(tensor, reference[name]) for name, tensor in last.items()}
-
-    return Prepared(run, release, errors, TOLERANCE[x.dtype])
-
-
-def run_module(module: nn.Module, x: Tensor, grad_output: Tensor | None) -> Tensors:
-    """Return the output and, with a grad_output, the input gradient; parameters then have their gradients."""
-    x.requires_grad_(grad_output is not None)
-    with torch.set_grad_enabled(grad_output is not None):
-        output = module(x)
-    if grad_output is None:
-        return {"output": output}
-    output.backward(grad_output)
-    assert x.grad is not None
-    return {"output": output.detach(), "input gradient": x.grad}
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -3,23 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from lambdanets.errors import InputError
 from lambdanets.records import record
 
 T = TypeVar("T")
 NotEmpty = Annotated[tuple[T, ...], Field(min_length=1)]
-
-
-def _check_odd(scope: int) -> int:
-    if scope % 2 == 0:
-        raise InputError(f"scope must be odd, got {scope}")
-    return scope
-
-
 Pass = Literal["inference", "training"]
-Scope = Annotated[PositiveInt, AfterValidator(_check_odd)]
 Shape = Annotated[str, Field(pattern=r"^[1-9]\d*x[1-9]\d*x[1-9]\d*$")]
 Pattern = Annotated[str, Field(pattern="^[CL]{4}$")]
 
@@ -40,8 +30,6 @@ class CommonOptions:
     """inference: the forward pass in eval mode; training: forward and backward in training mode."""
     batch_size: PositiveInt = 8
     """Feature maps or images per batch."""
-    seed: int = 0
-    """Random seed of weights, inputs and the order of the candidates."""
     repeats: PositiveInt = 20
     """Maximum number of timed runs per candidate and case."""
     seconds: PositiveFloat = 10.0
@@ -59,19 +47,12 @@ class Layer(CommonOptions):
 
     shapes: NotEmpty[Shape] = ("56x56x64", "28x28x128", "28x28x256", "14x14x256", "14x14x512", "7x7x512")
     """Feature maps as HEIGHTxWIDTHxCHANNELS."""
-    scopes: NotEmpty[Scope] = (23, 7)
+    scopes: NotEmpty[PositiveInt] = (23, 7)
     """Scopes of the lambda layers: m x m positions around each position."""
     query_depth: PositiveInt = 16
     """Depth of queries and keys, k."""
     heads: PositiveInt = 4
     """Number of heads h, of lambda layers and of attention."""
-    algorithm: str = "auto"
-    """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses by counted work."""
-
-    def __post_init__(self) -> None:
-        for shape in self.shapes:
-            if int(shape.rpartition("x")[2]) % self.heads:
-                raise InputError(f"--shapes must have channels divisible by {self.heads} heads, got {shape}")
 
 
 @record
@@ -82,10 +63,8 @@ class Model(CommonOptions):
     """Convolutions (C) or lambda layers (L) in each of stages c2 to c5. ResNet-50 itself, CCCC, is always measured."""
     image_size: PositiveInt = 224
     """Side of the images in pixels."""
-    scope: Scope = 23
+    scope: PositiveInt = 23
     """Scope of the lambda layers: m x m positions around each position."""
-    algorithm: str = "auto"
-    """Algorithm of this package's position term, one that lambdanets.plan lists; auto chooses by counted work."""
 
 
 @record
@@ -106,10 +85,6 @@ class Scaling(CommonOptions):
     """Depth of values, v."""
     repeats: PositiveInt = 7
     """Maximum number of timed runs per candidate and case."""
-
-    def __post_init__(self) -> None:
-        if not (self.sides or self.lengths):
-            raise InputError("--sides or --lengths must have at least one value, got none")
 
 
 # Passes that are measured for each table.

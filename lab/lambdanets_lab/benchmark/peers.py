@@ -1,7 +1,6 @@
 """Lambda layers of other packages with the weights of ours: their outputs must equal ours."""
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,36 +19,22 @@ class Skipped(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Peer:
-    """A package with a lambda layer. build: makes a layer with the sizes of ours. family: the layout of its tensors."""
+    """A package with a LambdaLayer.
 
-    build: Callable[[LambdaLayer2d], nn.Module]
+    arguments: names of its arguments for output channels, depth of queries, and heads.
+    family: layout of its tensors.
+    """
+
+    module: str
+    arguments: tuple[str, str, str]
     family: Family
-
-
-def _lambda_networks(layer: LambdaLayer2d) -> nn.Module:
-    module = importlib.import_module("lambda_networks")
-    return module.LambdaLayer(
-        layer.dim, dim_k=layer.query_depth, r=_scope(layer), heads=layer.heads, dim_out=layer.dim_out
-    )
-
-
-def _pylocron(layer: LambdaLayer2d) -> nn.Module:
-    module = importlib.import_module("holocron.nn")
-    return module.LambdaLayer(layer.dim, layer.dim_out, layer.query_depth, r=_scope(layer), num_heads=layer.heads)
-
-
-def _timm(layer: LambdaLayer2d) -> nn.Module:
-    module = importlib.import_module("timm.layers.lambda_layer")
-    return module.LambdaLayer(
-        layer.dim, layer.dim_out, num_heads=layer.heads, dim_head=layer.query_depth, r=_scope(layer)
-    )
 
 
 # By names on PyPI. Without xformers: its position term does not mix positions, its softmax is over the depth of keys.
 PEERS = {
-    "lambda-networks": Peer(_lambda_networks, LUCIDRAINS),
-    "timm": Peer(_timm, TIMM),
-    "pylocron": Peer(_pylocron, HOLOCRON),
+    "lambda-networks": Peer("lambda_networks", ("dim_out", "dim_k", "heads"), LUCIDRAINS),
+    "timm": Peer("timm.layers.lambda_layer", ("dim_out", "dim_head", "num_heads"), TIMM),
+    "pylocron": Peer("holocron.nn", ("out_channels", "dim_k", "num_heads"), HOLOCRON),
 }
 
 
@@ -61,8 +46,11 @@ def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
     peer = PEERS[name]
     if installed_version(name) is None:
         raise Skipped(f"not installed; pip install {name}")
+    assert isinstance(layer.embedding, RelativeEmbedding)
+    sizes = dict(zip(peer.arguments, (layer.dim_out, layer.query_depth, layer.heads), strict=True))
     try:
-        theirs = peer.build(layer)
+        module = importlib.import_module(peer.module)
+        theirs = module.LambdaLayer(layer.dim, r=layer.embedding.scope[0], **sizes)
     except ImportError as error:
         raise Skipped(f"cannot be imported: {error}") from error
     weight = layer.value_projection.weight
@@ -77,8 +65,3 @@ def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
     stride = layer.stride
     pool = nn.AvgPool2d(2 * stride - 1, stride, padding=stride - 1, count_include_pad=False)
     return nn.Sequential(theirs, pool)
-
-
-def _scope(layer: LambdaLayer2d) -> int:
-    assert isinstance(layer.embedding, RelativeEmbedding)
-    return layer.embedding.scope[0]

@@ -1,4 +1,4 @@
-"""Rows of results as JSON, ratios of times, tables and figures."""
+"""Rows of results as JSON, their machine, ratios of times, tables and figures."""
 
 import dataclasses
 import math
@@ -17,7 +17,6 @@ from lambdanets_lab.plot_style import BASELINES, GRID, REFERENCE
 from lambdanets_lab.timing import summarize
 
 _LABELS = {CONVOLUTION: "3x3 convolution"}
-Quantity = Callable[[Row], float | None]
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
@@ -35,32 +34,25 @@ def read_rows(content: Mapping[str, Any]) -> list[Row]:
     return [Row(**{name: row[name] for name in names if name in row}) for row in content["rows"]]
 
 
-def median_seconds(row: Row) -> float | None:
-    """Return the median time; None if it was not measured."""
-    return summarize(row.seconds).median if row.seconds else None
+def describe_setup(content: Mapping[str, Any]) -> str:
+    """Name the processor or GPU, PyTorch's version and the data type of results.json."""
+    machine = content["hardware"]
+    cpu = f"{machine['processor']}, {machine['threads']} of {machine['cores']} cores"
+    name = machine["gpu"] if content["device"] == "cuda" else cpu
+    return f"{name}, PyTorch {content['versions']['torch']}, {content['options']['dtype']}"
 
 
-def quiet_seconds(row: Row) -> float | None:
-    """Return the median time; None also if the times are noisy."""
-    return None if row.noisy else median_seconds(row)
-
-
-def ratios(rows: Iterable[Row], quantity: Quantity, base: str) -> list[tuple[Row, float]]:
-    """Pair each row with the ratio of its quantity to that of the candidate `base` in the same case, if both exist."""
-    rows = list(rows)
-    denominators = {tuple(row.sizes.items()): quantity(row) for row in rows if row.candidate == base}
-    pairs = []
-    for row in rows:
-        numerator, denominator = quantity(row), denominators.get(tuple(row.sizes.items()))
-        if numerator and denominator:
-            pairs.append((row, numerator / denominator))
-    return pairs
+def ratios(rows: Sequence[Row], base: str | None) -> list[tuple[Row, float]]:
+    """Pair each row with its time / that of candidate `base` in the same case, if both exist."""
+    bases = {tuple(row.sizes.items()): row.median for row in rows if row.candidate == base}
+    pairs = [(row, row.median, bases.get(tuple(row.sizes.items()))) for row in rows]
+    return [(row, median / of_base) for row, median, of_base in pairs if median and of_base]
 
 
 def case_table(rows: Sequence[Row], baseline: str | None, batch_size: int | None = None) -> str:
     """Format the rows of one case as a text table, with ratios to a baseline. batch_size: to show images/s."""
     title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].sizes.items())
-    ratio = {row.candidate: value for row, value in ratios(rows, quiet_seconds, baseline)} if baseline else {}
+    ratio = {row.candidate: value for row, value in ratios(rows, baseline)}
     cells = [_cells(row, batch_size) for row in rows]
     for row, cell in zip(rows, cells, strict=True):
         if row.candidate in ratio:
@@ -91,18 +83,16 @@ def _cells(row: Row, batch_size: int | None) -> dict[str, str]:
     return cells
 
 
-def draw_layer_times(rows: Sequence[Row]) -> Figure | None:
+def draw_layer_times(rows: Sequence[Row]) -> Figure:
     """Draw the time with quartiles, relative to the 3x3 convolution; one panel per scope and pass."""
-    measured = [row for row in rows if median_seconds(row)]
-    names = _names(measured)
-    if not measured:
-        return None
+    names = list(dict.fromkeys(row.candidate for row in rows if row.median))
     base = next((name for name in (CONVOLUTION, OURS) if name in names), names[0])
     plotted = [name for name in names if name != base] or names
-    all_pairs = ratios(measured, median_seconds, base)
+    all_pairs = ratios(rows, base)
     limits = min(ratio for _, ratio in all_pairs) / 2, max(ratio for _, ratio in all_pairs) * 1.5  # of all panels
     panels = group(all_pairs, lambda pair: (pair[0].sizes["scope"], pair[0].sizes["pass"]))
     figure, axes = plot_style.subplots(len(panels), height=3.4)
+    handles: dict[str, Any] = {}
     for axis, ((scope, phase), pairs) in zip(axes, panels.items(), strict=True):
         shapes = list(dict.fromkeys(row.sizes["shape"] for row, _ in pairs))
         axis.axhline(1, color=REFERENCE)
@@ -114,7 +104,9 @@ def draw_layer_times(rows: Sequence[Row]) -> Figure | None:
             median, lower, upper = summarize(row.seconds)
             spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
             color, marker = _color_and_marker(row.candidate, names)
-            axis.errorbar(x, ratio, spread, fmt=marker, color=color, capsize=3)
+            handles[_LABELS.get(row.candidate, row.candidate)] = axis.errorbar(
+                x, ratio, spread, fmt=marker, color=color, capsize=3
+            )
             if row.candidate == OURS:
                 text = f"{ratio:.2g}"
                 axis.annotate(text, (x, ratio), (-8, -4), textcoords="offset points", ha="right", fontsize=10)
@@ -125,17 +117,17 @@ def draw_layer_times(rows: Sequence[Row]) -> Figure | None:
         axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.grid(axis="y", **GRID)
-    _legend(figure, plotted, names, f"1 = as fast as the {_LABELS.get(base, base)}")
+    title = f"1 = as fast as the {_LABELS.get(base, base)}"
+    options: dict[str, Any] = {"loc": "outside upper center", "ncols": min(4, len(handles))}
+    figure.legend(handles.values(), handles.keys(), title=title, **options)
     return figure
 
 
-def draw_scaling(rows: Sequence[Row]) -> Figure | None:
+def draw_scaling(rows: Sequence[Row]) -> Figure:
     """Draw time and peak memory against n, log-log, with fitted exponents; one row of panels per setting and pass."""
     panels = group([row for row in rows if row.seconds], lambda row: (row.sizes["setting"], row.sizes["pass"]))
-    if not panels:
-        return None
     exponents = fit_exponents(rows)
-    names = _names(rows)
+    names = list(dict.fromkeys(row.candidate for row in rows))
     figure, axes = plot_style.subplots(len(panels), 2, width=11, height=4.2)
     for i, ((setting, phase), panel) in enumerate(panels.items()):
         time_axes, memory_axes = axes[2 * i : 2 * i + 2]
@@ -169,19 +161,16 @@ def group(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any
 
 def fit_exponents(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
     """Fit the exponent of time against n to the larger half of the sizes, by candidate, setting and pass."""
-    points = [(row, seconds) for row in rows if (seconds := quiet_seconds(row))]
-    groups = group(points, lambda point: (point[0].candidate, point[0].sizes["setting"], point[0].sizes["pass"]))
+    points = [(row.candidate, row.sizes, median) for row in rows if (median := row.median)]
+    groups = group(points, lambda point: (point[0], point[1]["setting"], point[1]["pass"]))
     exponents = {}
     for key, measured in groups.items():
         larger = measured[-max(2, math.ceil(len(measured) / 2)) :]
-        sizes, times = zip(*((math.log(row.sizes["n"]), math.log(seconds)) for row, seconds in larger), strict=True)
+        sizes = [math.log(sizes["n"]) for _, sizes, _ in larger]
         if len(set(sizes)) > 1:
+            times = [math.log(median) for *_, median in larger]
             exponents[key] = statistics.linear_regression(sizes, times).slope
     return exponents
-
-
-def _names(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row.candidate for row in rows))
 
 
 def _color_and_marker(name: str, names: Sequence[str]) -> tuple[str, str]:
@@ -189,13 +178,3 @@ def _color_and_marker(name: str, names: Sequence[str]) -> tuple[str, str]:
         return plot_style.OURS, "o"
     baselines = [other for other in names if other != OURS]
     return BASELINES[baselines.index(name) % len(BASELINES)]
-
-
-def _legend(figure: Figure, plotted: Sequence[str], names: Sequence[str], title: str) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], linestyle="", markersize=7, label=_LABELS.get(name, name)) for name in plotted]
-    for handle, name in zip(handles, plotted, strict=True):
-        color, marker = _color_and_marker(name, names)
-        handle.set(color=color, marker=marker)
-    figure.legend(handles=handles, title=title, loc="outside upper center", ncols=min(4, len(plotted)))

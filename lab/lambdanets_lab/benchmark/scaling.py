@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops import position_interaction
+from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.choose import ALGORITHMS, choose
-from lambdanets.ops.position.position_term import make_problem
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Row
 from lambdanets_lab.benchmark.options import Scaling
 from lambdanets_lab.benchmark.peers import Skipped
@@ -33,31 +33,23 @@ def make_cases(options: Scaling, device: torch.device, rows: Sequence[Row]) -> l
 def _case(
     options: Scaling, device: torch.device, rows: Sequence[Row], grid: tuple[int, ...], causal: bool, phase: str
 ) -> Case:
-    training, n = phase == "training", math.prod(grid)
+    training, n, dtype = phase == "training", math.prod(grid), getattr(torch, options.dtype)
     setting = "causal sequence" if causal else "square map"
-    query_shape = options.batch_size, options.heads, n, options.query_depth
-    shapes = {
-        "queries": query_shape,
-        "keys": query_shape,  # of attention
-        "table": (*(2 * side - 1 for side in grid), options.query_depth),
-        "values": (options.batch_size, n, options.value_depth),
-        "output gradient": (*query_shape[:-1], options.value_depth),
-    }
-
-    def make_inputs(make: Callable[..., Tensor], device: torch.device) -> dict[str, Tensor]:
-        return {name: make(shape).to(device, getattr(torch, options.dtype)) for name, shape in shapes.items()}
-
-    @functools.cache
-    def inputs() -> dict[str, Tensor]:
-        torch.manual_seed(options.seed)
-        return {name: x.requires_grad_(training) for name, x in make_inputs(torch.randn, device).items()}
-
-    empty = make_inputs(functools.partial(torch.empty, device="meta"), torch.device("meta"))
-    problem = make_problem(empty["queries"], empty["table"], empty["values"].unsqueeze(-1), grid, causal)
-    plan = choose(problem._replace(device=str(device)))
+    b, h, k, v = options.batch_size, options.heads, options.query_depth, options.value_depth
+    before = tuple(side - 1 for side in grid)
+    after = (0,) if causal else before
+    plan = choose(Problem(b, h, grid, k, v, 1, before, after, causal, dtype, str(device)))
     sizes = {"setting": setting, "n": n, "pass": phase, "auto": plan.algorithm}
 
-    def prepare(candidate: str, function: Callable[[dict[str, Tensor]], Tensor]) -> Prepared:
+    @functools.cache
+    def inputs() -> list[Tensor]:
+        """Queries, keys of attention, table, values, and the gradient of the output."""
+        torch.manual_seed(0)
+        table = (*(2 * side - 1 for side in grid), k)
+        shapes = (b, h, n, k), (b, h, n, k), table, (b, n, v), (b, h, n, v)
+        return [torch.randn(shape).to(device, dtype) for shape in shapes]
+
+    def prepare(candidate: str, function: Callable[..., Tensor]) -> Prepared:
         smaller = [
             row
             for row in rows
@@ -69,27 +61,19 @@ def _case(
             reason = f"takes {seconds:.1f} s for n = {smaller[-1].sizes['n']}"
             raise Skipped(f"{reason}, more than a quarter of --seconds {options.seconds:g}")
 
-        def release() -> None:
-            for tensor in inputs().values():
-                tensor.grad = None
-
-        def run() -> None:
-            release()
-            output = function(inputs())
-            if training:
-                output.backward(inputs()["output gradient"])
-
-        return Prepared(run, release)
+        *factors, grad_output = inputs()
+        factors = [factor.requires_grad_(training) for factor in factors]
+        return Prepared(function, tuple(factors), grad_output if training else None)
 
     def prepare_algorithm(candidate: str) -> Prepared:
         if plan.costs[candidate] is None:
             raise Skipped(plan.notes[candidate])
         run = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
-        return prepare(candidate, lambda i: run(i["queries"], i["table"], i["values"]))
+        return prepare(candidate, lambda queries, _, table, values: run(queries, table, values))
 
-    def attend(inputs: dict[str, Tensor]) -> Tensor:
-        values = inputs["values"].unsqueeze(1).expand(-1, options.heads, -1, -1)
-        return F.scaled_dot_product_attention(inputs["queries"], inputs["keys"], values, is_causal=causal)
+    def attend(queries: Tensor, keys: Tensor, _: Tensor, values: Tensor) -> Tensor:
+        values = values.unsqueeze(1).expand(-1, h, -1, -1)
+        return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
 
     builders: dict[str, Callable[[], Prepared]] = {
         name: functools.partial(prepare_algorithm, name) for name in ALGORITHMS

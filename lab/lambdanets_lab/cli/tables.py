@@ -21,7 +21,7 @@ class Tables:
     """Table numbers from 2 to 20, E.2 for the memory in Sec. E.2, and fn2 for that in footnote 2; all by default."""
     check: bool = False
     """Print how many numbers match the paper, and those that do not; if there are any, exit with code 1."""
-    format: Literal["text", "markdown", "json"] = "text"
+    format: Literal["text", "markdown"] = "text"
     """Output format."""
     out: Path | None = None
     """File to write or overwrite; by default the terminal."""

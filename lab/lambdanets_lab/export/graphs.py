@@ -2,10 +2,8 @@
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from pydantic import PositiveInt
@@ -22,40 +20,87 @@ from lambdanets_lab.export.detector import OUTPUTS, DetectionGraph
 Shape = tuple[int, ...]
 Outputs = Sequence[Tensor]
 
-_MAX_ERROR = 1e-4  # relative norm: deep networks in float32 differ by up to 1e-5, layers by less than 1e-6
-_MAX_MISSING = 0.02  # fraction of objects: the order of two equal scores may decide which box suppresses the other
 _INITIAL_NORM_WEIGHT = 0.2  # with 1, random networks amplify rounding errors up to 200 times
 _MIN_IOU, _MAX_SCORE_ERROR = 0.99, 1e-3
 
 
-@dataclass(frozen=True, eq=False)
 class Graph:
-    """A model to export, in evaluation mode, in float32 and on the CPU.
+    """A model to export, in evaluation mode and float32 on the CPU, and how outputs are compared.
 
     network: maps images to a tuple of tensors; traced by torch.export.
     shape: shape of the images, (b, c, H, W).
     outputs: names of the output tensors.
     dynamic_axes: axes of the images that may have any size in a dynamic graph.
-    reference: computes the expected outputs with the model in PyTorch.
-    make_images: makes random images of a shape.
-    error: computes the error of outputs relative to expected outputs. error_name: its name in messages.
-    max_error: largest error that is accepted.
     """
 
-    network: nn.Module
-    shape: Shape
-    outputs: tuple[str, ...]
-    dynamic_axes: tuple[int, ...]
-    reference: Callable[[Tensor], Outputs]
-    make_images: Callable[[Shape, torch.Generator], Tensor]
-    error: Callable[[Outputs, Outputs], float]
-    error_name: str
-    max_error: float
+    dynamic_axes: ClassVar[tuple[int, ...]] = (0, 2, 3)
+    error_name: ClassVar[str] = "relative difference from PyTorch"
+    # deep networks in float32 differ by up to 1e-5, layers by less than 1e-6
+    max_error: ClassVar[float] = 1e-4
+
+    def __init__(self, network: nn.Module, shape: Shape, outputs: tuple[str, ...]) -> None:
+        self.network, self.shape, self.outputs = network, shape, outputs
 
     @torch.inference_mode()
     def run_pytorch(self, images: Tensor) -> list[Tensor]:
         """Return the outputs of the model in PyTorch, on the CPU and in float32."""
-        return list(self.reference(images))
+        return list(self.network(images))
+
+    def make_images(self, shape: Shape, generator: torch.Generator) -> Tensor:
+        """Return random images."""
+        return torch.randn(shape, generator=generator)
+
+    def error(self, actual: Outputs, expected: Outputs) -> float:
+        """Return the maximum over the outputs of the norm of the difference / that of the expected.
+
+        For integer and boolean outputs, it is the fraction of elements that differ. NaN for NaN.
+        """
+        errors = []
+        for x, reference in zip(actual, expected, strict=True):
+            if reference.is_floating_point():
+                errors.append((x - reference).norm() / reference.norm().clamp(min=1e-30))
+            else:
+                errors.append((x != reference).float().mean())
+        return float(torch.stack(errors).max())
+
+
+class DetectorGraph(Graph):
+    """A detector, whose error is the fraction of objects that differ."""
+
+    dynamic_axes = (2, 3)
+    error_name = "fraction of objects that differ from PyTorch"
+    max_error = 0.02  # the order of two equal scores may decide which box suppresses the other
+
+    def __init__(self, detector: Detector, image_size: int | tuple[int, int] | None) -> None:
+        self.model = copy.deepcopy(detector.model).cpu().float().eval()
+        # a list, which .cpu() ignores
+        self.model.rpn.anchor_generator.set_cell_anchors(torch.float32, torch.device("cpu"))
+        super().__init__(DetectionGraph(self.model), (1, 3, *_sides(detector, image_size)), OUTPUTS)
+
+    @torch.inference_mode()
+    def run_pytorch(self, images: Tensor) -> list[Tensor]:
+        transform, sides = self.model.transform, images.shape[-2:]
+        transform.min_size, transform.max_size = (min(sides),), max(sides)  # no resizing
+        detections = self.model([images[0]])[0]
+        boxes, labels, scores = (detections[name] for name in ("boxes", "labels", "scores"))
+        return [boxes, labels, scores, detections["masks"][:, 0]]
+
+    def make_images(self, shape: Shape, generator: torch.Generator) -> Tensor:
+        """Return images with noise and 40 rectangles, in random colors."""
+        images = 0.1 * torch.rand(shape, generator=generator)
+        sizes = torch.tensor(shape[2:])
+        for _ in range(40):
+            color = torch.rand((shape[1], 1, 1), generator=generator)
+            corner, sides = torch.rand((2, 2), generator=generator)
+            top, left = (corner * sizes).int().tolist()
+            height, width = (sides * sizes / 4).int().clamp(min=2).tolist()
+            images[..., top : top + height, left : left + width] = color
+        return images
+
+    def error(self, actual: Outputs, expected: Outputs) -> float:
+        heads = self.model.roi_heads
+        limits = {"min_score": heads.score_thresh, "max_objects": heads.detections_per_img}
+        return missing_objects(actual, expected, **limits)
 
 
 def make_graph(model: Predictor | nn.Module, image_size: int | tuple[int, int] | None, batch_size: int) -> Graph:
@@ -66,7 +111,9 @@ def make_graph(model: Predictor | nn.Module, image_size: int | tuple[int, int] |
     """
     check("batch_size", batch_size, PositiveInt)
     if isinstance(model, Detector):
-        return _detector_graph(model, image_size, batch_size)
+        if batch_size != 1:
+            raise InputError(f"batch_size must be 1 for a detector, got {batch_size}")
+        return DetectorGraph(model, image_size)
     network = model.model if isinstance(model, Predictor) else model
     if not isinstance(network, nn.Module):
         raise InputError(f"model must be a trained model or a network, got {type(model).__name__}")
@@ -74,8 +121,7 @@ def make_graph(model: Predictor | nn.Module, image_size: int | tuple[int, int] |
     copied, names = _copy_for_export(network, shape)
     if isinstance(model, Predictor) and len(names) == 1:
         names = ("logits",)
-    error_name = "relative difference from PyTorch"
-    return Graph(copied, shape, names, (0, 2, 3), copied, _make_noise, relative_error, error_name, _MAX_ERROR)
+    return Graph(copied, shape, names)
 
 
 def make_metadata(model: Any, graph: Graph, *, dynamic: bool) -> dict[str, Any]:
@@ -119,7 +165,7 @@ def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[_TupleOutput, tu
 
     Raises InputError if it does not run, or if its outputs are not tensors.
     """
-    images = _make_noise(shape, torch.Generator().manual_seed(0))
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     copied = copy.deepcopy(network).cpu().float().eval()
     try:
         outputs = copied(images)
@@ -162,58 +208,6 @@ def _sides(model: Any, image_size: int | tuple[int, int] | None) -> tuple[int, i
     sides = (image_size, image_size) if isinstance(image_size, int) else image_size
     check("image_size", sides, tuple[PositiveInt, PositiveInt])
     return sides
-
-
-def _make_noise(shape: Shape, generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator)
-
-
-def relative_error(actual: Outputs, expected: Outputs) -> float:
-    """Return the maximum over the outputs of the norm of the difference, relative to the norm of the expected output.
-
-    For integer and boolean outputs, it is the fraction of elements that differ. NaN is returned if any output has NaN.
-    """
-    errors = []
-    for x, reference in zip(actual, expected, strict=True):
-        if reference.is_floating_point():
-            errors.append((x - reference).norm() / reference.norm().clamp(min=1e-30))
-        else:
-            errors.append((x != reference).float().mean())
-    return float(torch.stack(errors).max())
-
-
-def _detector_graph(detector: Detector, image_size: int | tuple[int, int] | None, batch_size: int) -> Graph:
-    if batch_size != 1:
-        raise InputError(f"batch_size must be 1 for a detector, got {batch_size}")
-    model = copy.deepcopy(detector.model).cpu().float().eval()
-    model.rpn.anchor_generator.set_cell_anchors(torch.float32, torch.device("cpu"))  # a list, which .cpu() ignores
-    transform = model.transform
-
-    def reference(images: Tensor) -> Outputs:
-        transform.min_size, transform.max_size = (min(images.shape[-2:]),), max(images.shape[-2:])  # no resizing
-        detections = model([images[0]])[0]
-        return [detections[name] for name in ("boxes", "labels", "scores")] + [detections["masks"][:, 0]]
-
-    heads = model.roi_heads
-    error = partial(missing_objects, min_score=heads.score_thresh, max_objects=heads.detections_per_img)
-    shape = (1, 3, *_sides(detector, image_size))
-    return Graph(
-        DetectionGraph(model), shape, OUTPUTS, (2, 3), reference, _make_rectangles, error,
-        "fraction of objects that differ from PyTorch", _MAX_MISSING,
-    )  # fmt: skip
-
-
-def _make_rectangles(shape: Shape, generator: torch.Generator) -> Tensor:
-    """Return images with noise and 40 rectangles, in random colors."""
-    images = 0.1 * torch.rand(shape, generator=generator)
-    sizes = torch.tensor(shape[2:])
-    for _ in range(40):
-        color = torch.rand((shape[1], 1, 1), generator=generator)
-        corner, sides = torch.rand((2, 2), generator=generator)
-        top, left = (corner * sizes).int().tolist()
-        height, width = (sides * sizes / 4).int().clamp(min=2).tolist()
-        images[..., top : top + height, left : left + width] = color
-    return images
 
 
 def missing_objects(actual: Outputs, expected: Outputs, *, min_score: float = 0.0, max_objects: int = 100) -> float:

@@ -13,9 +13,9 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.records import read_json, write_json
 from lambdanets_lab import plot_style
-from lambdanets_lab.markdown import markdown_table
+from lambdanets_lab.markdown import format_mean, markdown_table
 from lambdanets_lab.plot_style import GRID, OURS, REFERENCE
-from lambdanets_lab.seeds import confidence_interval, paired_differences, processors, scores_by_seed
+from lambdanets_lab.seeds import format_difference, paired_differences, processors, scores_by_seed
 from lambdanets_lab.studies.catalog import STUDIES, Variant
 from lambdanets_lab.studies.execution import Plan, RunResult
 
@@ -135,24 +135,16 @@ def describe_setup(comparison: Comparison) -> str:
 def table(study: str, comparison: Comparison) -> str:
     """Format the variants of a study as a Markdown table."""
     baseline = STUDIES[study].baseline
-    header = ["variant", "top-1, mean ± std", "min to max", "seeds"]
-    header += [f"paired difference to {baseline}", "95% interval", "parameters", "paper, ImageNet"]
-    cells, is_quoted = [], False
-    for row in study_rows(study, comparison):
-        values, differences = list(row.top1.values()), row.differences
-        difference = interval = ""
-        if differences and row.label != baseline:
-            difference = f"{statistics.fmean(differences):+.2f}"
-            if len(differences) > 1:
-                difference += f" ± {statistics.stdev(differences):.2f}"
-                interval = " to ".join(f"{bound:+.2f}" for bound in confidence_interval(differences))
-        top1, spread = f"{row.mean:.2f}", ""
-        if len(values) > 1:
-            top1, spread = f"{top1} ± {statistics.stdev(values):.2f}", f"{min(values):.2f} to {max(values):.2f}"
-        is_quoted |= row.variant.quoted
+    difference = f"paired difference to {baseline}, 95% interval"
+    header = ["variant", "top-1, mean ± std", "seeds", difference, "parameters", "paper, ImageNet"]
+    cells, rows = [], study_rows(study, comparison)
+    for row in rows:
+        is_compared = row.differences and row.label != baseline
+        difference = format_difference(row.differences) if is_compared else ""
         paper = "" if row.variant.paper_top1 is None else f"{row.variant.paper_top1:.1f}{' †' * row.variant.quoted}"
-        parameters = f"{row.parameters:,}"
-        cells.append([row.label, top1, spread, str(len(values)), difference, interval, parameters, paper])
+        top1, parameters = format_mean(list(row.top1.values()), 2), f"{row.parameters:,}"
+        cells.append([row.label, top1, str(len(row.top1)), difference, parameters, paper])
+    is_quoted = any(row.variant.quoted for row in rows)
     note = "\n\n† quoted by the paper from another paper, with another network and training" if is_quoted else ""
     return markdown_table(header, *cells) + note
 

@@ -8,7 +8,7 @@ from typing import Any
 from lambdanets.errors import InputError
 from lambdanets.records import read_json
 from lambdanets_lab.benchmark.model import baseline_row
-from lambdanets_lab.benchmark.report import read_rows
+from lambdanets_lab.benchmark.report import describe_setup, read_rows
 from lambdanets_lab.paper_models import PAPER_MODELS
 from lambdanets_lab.tables.paper import select_numbers
 from lambdanets_lab.timing import summarize
@@ -37,9 +37,7 @@ def read(paths: Sequence[Path]) -> Measured:
         content = read_json(path, dict[str, Any])
         if content.get("kind") != "tables":
             raise InputError(f"{path} must be results.json of lambdanets benchmark tables, got another file")
-        hardware, torch_version = content["hardware"], content["versions"]["torch"]
-        cpu = f"{hardware['processor']}, {hardware['threads']} of {hardware['cores']} cores"
-        machine = f"{hardware['gpu'] or cpu}, PyTorch {torch_version}, {content['options']['dtype']}"
+        machine = describe_setup(content)
         if measured.machine not in ("", machine):
             raise InputError(
                 "--measured files must be from the same machine and setup, "

@@ -1,22 +1,13 @@
-"""Format comparisons with the paper as text tables, Markdown or JSON."""
+"""Format comparisons with the paper as text tables or Markdown."""
 
 import itertools
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from lambdanets.terminal import text_table
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.tables.measured import Measured
 from lambdanets_lab.tables.paper import TABLES
 from lambdanets_lab.tables.verdicts import MEASURED, NOT_MEASURED, NOT_REPRODUCED, OTHER_NETWORK, Comparison, summary
-
-
-def to_json(comparisons: Sequence[Comparison], measured: Measured) -> str:
-    """Format the summary, the machine, and one object per number as JSON."""
-    numbers = [asdict(c.paper) | asdict(c) | {"paper": c.paper.value} for c in comparisons]
-    content = {"summary": summary(comparisons), "measured_on": measured.machine or None, "numbers": numbers}
-    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def to_text(comparisons: Sequence[Comparison], measured: Measured) -> str:
@@ -39,7 +30,7 @@ def to_markdown(comparisons: Sequence[Comparison], measured: Measured) -> str:
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-FORMATTERS = {"text": to_text, "markdown": to_markdown, "json": to_json}
+FORMATTERS = {"text": to_text, "markdown": to_markdown}
 
 # Marks in the headers of columns that have no number of ours.
 _MARKS = {
@@ -50,7 +41,7 @@ _OPENING = """\
     lambdanets tables                                   # all tables
     lambdanets tables 12                                # one table
     lambdanets tables --check                           # a summary; exit code 1 if a number differs
-    lambdanets tables --format markdown --out tables.md # formats: text, markdown, json
+    lambdanets tables --format markdown --out tables.md # write them into a file
     lambdanets benchmark tables --tables 12 --out speed # measure speed and peak memory; all tables take hours on a CPU
     lambdanets tables 12 --measured speed/results.json  # show these next to the paper's, with ratios to a baseline
     lambdanets tables --figures figures                 # accuracy over time (Figure 4), FLOPs over scope (Table 10)

@@ -10,15 +10,15 @@ from lambdanets_lab.tables.costs import exponents, matches_term, paper_memory
 from lambdanets_lab.tables.paper import COUNTABLE, PaperNumber
 
 MATCH, DIFFERS, NOT_REPRODUCIBLE, OTHER_NETWORK = "match", "differs", "not reproducible", "different network"
-NOT_REPRODUCED, NOT_FITTED, NOT_MEASURED = "not reproduced", "not fitted", "not measured"
-MEASURED, SETTING = "measured here", "setting"
+NOT_REPRODUCED, NOT_MEASURED, MEASURED = "not reproduced", "not measured", "measured here"
 SPEEDS = ("throughput", "train throughput", "inference throughput", "train step latency")
 _MILLION, _BILLION = 1e6, 1e9
 _UNITS = {("params", "M"): _MILLION, ("FLOPs", "M"): _MILLION, ("FLOPs", "B"): _BILLION, ("FLOPs", "G"): _BILLION}
 # Tables whose FLOPs match if content and position lambdas are summed and applied once; in others, each is applied.
 _SINGLE_APPLICATION = ("17",)
 _STRUCTURE = ("blocks", "lambda layers in c4")
-_SETTINGS = ("image size", "RandAugment magnitude", "dropout", "stochastic depth rate", "space complexity")
+_SETTINGS = ("image size", "RandAugment magnitude", "dropout", "stochastic depth rate")
+_NOT_COMPARED = (*_SETTINGS, "space", "space complexity")
 
 # (measured value in the column's unit, note), keyed by (table, row, column)
 CellValues = Mapping[tuple[str, str, str], tuple[float, str]]
@@ -32,7 +32,6 @@ class Comparison:
     ours: float | str | None
     verdict: str
     note: str = ""
-    model: str = ""
 
     @property
     def countable(self) -> bool:
@@ -65,28 +64,24 @@ def summary(comparisons: Sequence[Comparison]) -> str:
 
 def _compare_number(number: PaperNumber, measured: CellValues) -> Comparison:
     spec = PAPER_MODELS.get(number.table, {}).get(number.row)
-    model = "" if spec is None else str(spec)
     key = (number.table, number.row, number.column)
     if key in measured:
         value, note = measured[key]
-        return Comparison(number, value, MEASURED, note, model)
+        return Comparison(number, value, MEASURED, note)
     if number.column in COUNTABLE:
-        return _compare_counted(number, spec, model)
+        return _compare_counted(number, spec)
     if number.column in _STRUCTURE and spec is not None:
         ours = structure(spec.name)[number.column]
-        return Comparison(number, ours, MATCH if ours == number.value else DIFFERS, model=model)
+        return Comparison(number, ours, MATCH if ours == number.value else DIFFERS)
     if number.column == "time":
         return _compare_fitted(number)
-    if number.column == "space":
-        return Comparison(number, None, NOT_FITTED)
-    if number.column in SPEEDS or "slowdown" in number.column:
-        return Comparison(number, None, NOT_MEASURED, model=model)
-    if number.column in _SETTINGS:
-        return Comparison(number, None, SETTING, model=model)
-    return Comparison(number, None, NOT_REPRODUCED, model=model)
+    if number.column in _NOT_COMPARED:
+        return Comparison(number, None, "")
+    is_speed = number.column in SPEEDS or "slowdown" in number.column
+    return Comparison(number, None, NOT_MEASURED if is_speed else NOT_REPRODUCED)
 
 
-def _compare_counted(number: PaperNumber, spec: ModelSpec | None, model: str) -> Comparison:
+def _compare_counted(number: PaperNumber, spec: ModelSpec | None) -> Comparison:
     ours = paper_memory(number.table, number.row) if number.unit in ("GB", "MB") else None
     if ours is None and spec is not None and number.column in ("params", "FLOPs"):
         single_application = number.table in _SINGLE_APPLICATION
@@ -94,12 +89,12 @@ def _compare_counted(number: PaperNumber, spec: ModelSpec | None, model: str) ->
     if ours is None:
         raise ValueError(f"number must have a model or a formula, got {number.row!r} of table {number.table}")
     if number.other_network:
-        return Comparison(number, ours, OTHER_NETWORK, number.other_network, model)
+        return Comparison(number, ours, OTHER_NETWORK, number.other_network)
     if number.matches(ours):
-        return Comparison(number, ours, MATCH, model=model)
+        return Comparison(number, ours, MATCH)
     if number.unreproducible:
-        return Comparison(number, ours, NOT_REPRODUCIBLE, number.unreproducible, model)
-    return Comparison(number, ours, DIFFERS, f"expected {number.text()}", model)
+        return Comparison(number, ours, NOT_REPRODUCIBLE, number.unreproducible)
+    return Comparison(number, ours, DIFFERS, f"expected {number.text()}")
 
 
 @cache
@@ -113,6 +108,6 @@ def _count(column: str, spec: ModelSpec, single_application: bool) -> int:
 def _compare_fitted(number: PaperNumber) -> Comparison:
     fitted = exponents(number.table, number.row)
     if fitted is None:
-        return Comparison(number, None, NOT_FITTED)
+        return Comparison(number, None, "")
     ours = " ".join(f"{name}^{exponent:z.2f}" for name, exponent in fitted.items())
     return Comparison(number, ours, MATCH if matches_term(str(number.value), fitted) else DIFFERS)

@@ -3,15 +3,7 @@
 import torch
 
 from lambdanets_lab.benchmark import scaling
-from lambdanets_lab.benchmark.measurement import (
-    Case,
-    Prepared,
-    Row,
-    measure_case,
-    peak_bytes,
-    prepare_module,
-    run_module,
-)
+from lambdanets_lab.benchmark.measurement import Case, Prepared, Row, measure_case, peak_bytes
 from lambdanets_lab.benchmark.options import Scaling
 from lambdanets_lab.benchmark.peers import Skipped
 
@@ -24,7 +16,11 @@ def measure(**candidates):
 
 
 def candidate(error=0.0, run=lambda: None):
-    return lambda: Prepared(run, lambda: None, lambda: {"output": error}, 1e-4)
+    def function(x):
+        run()
+        return x + error
+
+    return lambda: Prepared(function, (torch.ones(4),), expected=lambda: {"output": torch.ones(4)})
 
 
 def failing(error):
@@ -50,9 +46,10 @@ def test_only_correct_candidates_are_timed():
 
 def test_peak_memory_excludes_gradients_of_earlier_runs():
     torch.manual_seed(0)
-    module, x = torch.nn.Conv2d(4, 4, 1, bias=False), torch.randn(1, 4, 16, 16)
-    gradient = torch.randn_like(x)
-    prepared = prepare_module(module, x, gradient, lambda: run_module(module, x.clone(), gradient))
+    module, x = torch.nn.Conv2d(4, 4, 1, bias=False), torch.randn(1, 4, 16, 16, requires_grad=True)
+    gradient, reference = torch.randn_like(x), x.detach().clone().requires_grad_()
+    expected = Prepared(module, (reference,), gradient).run
+    prepared = Prepared(module, (x,), gradient, [*module.parameters()], expected)
     rows = measure(a=lambda: prepared, b=lambda: prepared)
     assert rows[0].peak_bytes == rows[1].peak_bytes >= 2 * x.nbytes  # output and input gradient
     assert rows[0].errors == {"output": 0.0, "input gradient": 0.0}

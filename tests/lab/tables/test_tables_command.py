@@ -73,7 +73,7 @@ def test_rejects_invalid_options(capsys, tmp_path, monkeypatch, arguments, messa
     monkeypatch.chdir(tmp_path)
     hardware = {"gpu": None, "processor": "P", "threads": 2, "cores": 2}
     for name, kind in (("model", "model"), ("2", "tables"), ("3", "tables")):
-        content = {"kind": kind, "hardware": hardware, "versions": {"torch": name}, "rows": []}
+        content = {"kind": kind, "device": "cpu", "hardware": hardware, "versions": {"torch": name}, "rows": []}
         content |= {"options": {"batch_size": 2, "image_size": None, "dtype": "float32"}}
         Path(f"{name}.json").write_text(json.dumps(content))
     (error,) = error_lines(capsys, "tables", *arguments)
