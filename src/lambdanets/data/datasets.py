@@ -4,7 +4,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -212,7 +212,8 @@ def _divide(images: LabeledImages, source: str, seed: int, **sizes: int) -> tupl
         if (count := len(images.shards)) < 2:
             raise InputError(f"{source} must have at least 2 shards to hold some out, got {count}")
         first, second = train_test_split(range(count), random_state=seed, **sizes)
-        return images.select_shards(sorted(first)), images.select_shards(sorted(second))
+        train, test = (tuple(images.shards[number] for number in sorted(part)) for part in (first, second))
+        return replace(images, shards=train), replace(images, shards=test)
     labels = [int(label) for label in images.labels]
     for label, count in sorted(Counter(labels).items()):
         if count < 2:
