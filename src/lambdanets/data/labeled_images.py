@@ -70,7 +70,7 @@ class ImageFiles(LabeledImages):
                 stream.seek(start)
                 return stream.read(length), file.suffix.lower()
         except OSError as error:
-            raise UnreadableImage(str(path), describe_error(error, path)) from error
+            raise UnreadableImage(str(path), describe_error(error)) from error
 
     def name(self, index: int) -> str:
         return str(self.files[index])

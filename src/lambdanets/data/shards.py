@@ -89,7 +89,7 @@ def open_store(location: str) -> tuple[Store, ShardList]:
     try:
         content = store.read_list()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {describe_error(error, path)}") from error
+        raise InputError(f"{path} cannot be read: {describe_error(error)}") from error
     return store, parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
 
 
@@ -150,7 +150,7 @@ def _open(store: Store, shard: Shard) -> list[ShardImage] | str:
         if len(images) != shard.images:
             raise OSError(f"it has {len(images)} images, not {shard.images} as in {SHARD_LIST}")
     except (tarfile.TarError, OSError) as error:
-        return describe_error(error, store.path(shard.name))
+        return describe_error(error)
     return images
 
 
@@ -213,7 +213,7 @@ class ShardedImages(LabeledImages):
                 file.seek(image.start)
                 return file.read(image.length), PurePosixPath(image.name).suffix.lower()
         except OSError as error:
-            raise UnreadableImage(self.name(index), describe_error(error, self.store.path(shard.name))) from error
+            raise UnreadableImage(self.name(index), describe_error(error)) from error
 
     def name(self, index: int) -> str:
         """The path or URL of the shard, and the name of the member, or the position in an unreadable shard."""
