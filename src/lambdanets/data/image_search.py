@@ -16,8 +16,6 @@ from lambdanets.errors import InputError, first_few
 from lambdanets.files import is_hidden, is_output
 from lambdanets.terminal import echo
 
-_MAX_REASONS = 6  # in a line
-
 
 class FoundImages(NamedTuple):
     """Image files, and the reasons why other files and folders are left out."""
@@ -98,8 +96,8 @@ def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image
             paths.setdefault(str(path.absolute()), path)
         reasons |= found.reasons
     if inputs and not paths:
-        got = _format(Counter(reasons.values()))
-        raise InputError(f"'{first_few(inputs)}' must be an image, a folder of images or a glob, and has none ({got})")
+        got = f"none; {describe_left_out(Counter(reasons.values()))}"
+        raise InputError(f"'{first_few(inputs)}' must be an image, a folder of images or a glob, and has {got}")
     return FoundImages([*paths.values()], reasons)
 
 
@@ -136,13 +134,8 @@ def describe_classes(classes: Sequence[str]) -> str:
 
 def describe_left_out(left_out: Mapping[str, int]) -> str:
     """Format the number of files that were left out, by reason, as one line."""
-    return f"left out: {_format(left_out) or 'no files'}"
-
-
-def _format(left_out: Mapping[str, int]) -> str:
     reasons = sorted(left_out.items(), key=lambda entry: (-entry[1], entry[0]))
-    texts = [f"{count:,} {reason}" for reason, count in reasons]
-    return "; ".join(texts[:_MAX_REASONS] + ["..."] * (len(texts) > _MAX_REASONS))
+    return f"left out: {first_few(f'{count:,} {reason}' for reason, count in reasons) or 'no files'}"
 
 
 def report_left_out(found: FoundImages) -> None:
