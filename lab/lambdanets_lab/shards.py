@@ -212,10 +212,10 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
 def _read(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
     """Return the file content and suffix of an image; with check, decode it once. Raises UnreadableImage."""
     with _reading:
-        (content, suffix), name = split.images.file(index), split.images.name(index)
+        content, name = split.images.file(index), split.images.name(index)
     if check:
         read_image(io.BytesIO(content), name)
-    return content, suffix
+    return content, PurePosixPath(name).suffix.lower() or ".png"  # of an image that is in no file
 
 
 def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -98,7 +98,7 @@ def test_whole_shards_are_held_out_without_a_validation_split(shards: Path) -> N
         held_out.append(parts[1])
     assert held_out[0] != held_out[1]
     edit_list(shards, splits={"train": train[:1]})
-    with pytest.raises(InputError, match=r"at least 2 shards to hold some out, got 1"):
+    with pytest.raises(InputError, match="at least 2 shards to hold some out, got 1"):
         open_splits(str(shards))
 
 

@@ -89,7 +89,7 @@ class Batches(AbstractContextManager["Batches"]):
     Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers also exit when their
     parent process is killed.
 
-    Raises InputError for an empty set, and for too few training images per micro-batch.
+    Raises InputError for an empty set, and for fewer training images than a step needs.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from PIL import Image
 
 from lambdanets.data.images import FORMATS
+from lambdanets.data.tars import TarMember, files_in_tar
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import is_hidden, is_output
 from lambdanets.terminal import echo
@@ -120,6 +121,21 @@ def _find(path: Path, accepts: Callable[[str], bool]) -> FoundImages:
         else:
             found.reasons[match] = describe_suffix(match)
     return found
+
+
+def list_files(
+    source: Path, accepts: Callable[[str], bool] = is_image_name
+) -> tuple[list[tuple[PurePath, Path | TarMember]], Counter[str]]:
+    """List the files of a folder (see `list_images`) or an uncompressed tar with their paths in it, sorted by path.
+
+    Returns also the number of files that are left out, by reason. Raises InputError for an invalid tar.
+    """
+    if source.is_dir():
+        found = list_images(source, accepts)
+        return [(path.relative_to(source), path) for path in found.paths], found.left_out
+    files = files_in_tar(source)
+    left_out = Counter(describe_suffix(path) for path, _ in files if not accepts(path.name))
+    return [(path, member) for path, member in files if accepts(path.name)], left_out
 
 
 def describe_suffix(path: PurePath) -> str:

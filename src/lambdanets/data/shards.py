@@ -3,11 +3,9 @@
 import hashlib
 import importlib
 import itertools
-import operator
 import tarfile
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -127,17 +125,17 @@ def index_tar(file: BinaryIO) -> list[ShardImage]:
     is used.
     """
     images = []
-    members = ((*_split_name(name), name, *span) for name, _, *span in iterate_tar(file))
-    for _, sample in itertools.groupby(filter(operator.itemgetter(0), members), operator.itemgetter(0)):
+    for key, sample in itertools.groupby(iterate_tar(file), lambda member: _split_name(member[0])[0]):
         image, label = None, b""
-        for _, suffix, name, start, length in sample:
+        for name, _, start, length in sample:
+            suffix = _split_name(name)[1]
             if suffix == "cls":
                 file.seek(start)
                 label = file.read(length)
             elif image is None and f".{suffix}" in image_suffixes():
-                image = name, start, length
-        if image is not None:
-            images.append(ShardImage(image[0], label, *image[1:]))
+                image = ShardImage(name, b"", start, length)
+        if key and image is not None:
+            images.append(image._replace(label=label))
     return images
 
 
@@ -206,12 +204,12 @@ class ShardedImages(LabeledImages):
             raise UnreadableImage(self.name(index), f"{expected}, got {image.label[:20]!r}")
         return label
 
-    def file(self, index: int) -> tuple[bytes, str]:
+    def file(self, index: int) -> bytes:
         shard, image = self._find(index)
         try:
             with self.store.open(shard) as file:
                 file.seek(image.start)
-                return file.read(image.length), PurePosixPath(image.name).suffix.lower()
+                return file.read(image.length)
         except OSError as error:
             raise UnreadableImage(self.name(index), describe_error(error)) from error
 

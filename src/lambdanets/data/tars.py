@@ -22,11 +22,6 @@ class TarMember(NamedTuple):
     def __str__(self) -> str:
         return f"{self.tar}/{self.name}"
 
-    @property
-    def suffix(self) -> str:
-        """The suffix of the name, as of a Path."""
-        return PurePosixPath(self.name).suffix
-
 
 def iterate_tar(
     file: Any, start: int = 0, folder: str = "", below: str = ""
