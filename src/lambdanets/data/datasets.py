@@ -196,11 +196,9 @@ def _divide(images: LabeledImages, source: str, seed: int, **sizes: int) -> tupl
     if isinstance(images, ShardedImages):
         if (count := len(images.shards)) < 2:
             raise InputError(f"{source} must have at least 2 shards to hold some out, got {count}")
-        first, second = (
-            replace(images, shards=tuple(images.shards[number] for number in sorted(part)))
-            for part in train_test_split(range(count), random_state=seed, **sizes)
-        )
-        return first, second
+        numbers = map(sorted, train_test_split(range(count), random_state=seed, **sizes))
+        train, test = (replace(images, shards=tuple(images.shards[number] for number in part)) for part in numbers)
+        return train, test
     labels = [int(label) for label in images.labels]
     for label, count in sorted(Counter(labels).items()):
         if count < 2:
