@@ -31,13 +31,6 @@ def test_nested_tars_are_classes_and_validation_is_held_out_of_them(tmp_path: Pa
             open_splits(str(tmp_path / "all.tar"))
 
 
-def test_validation_tar_must_be_the_only_one_of_its_name(tmp_path: Path) -> None:
-    for name in ("fold1_train", "fold1_val", "fold2_train", "fold2_val"):
-        write_tar(tmp_path / f"{name}.tar", FILES)
-    with pytest.raises(InputError, match=r"one tar of validation images beside it, got .*fold1_val\.tar"):
-        open_splits(str(tmp_path / "fold2_train.tar"))
-
-
 def test_a_file_with_two_names_in_a_tar_is_an_image_under_both(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "all.tar", FILES)
     with tarfile.open(path, "a") as tar:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, find_splits, parse_name
+from lambdanets.data.image_folders import find_splits
 from lambdanets.data.image_search import list_files
 from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
 from lambdanets.data.shards import SHARD_LIST, ShardedImages, is_url, open_shards
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError, first_few
-from lambdanets.files import is_hidden, nfc
+from lambdanets.files import nfc
 
 _Opened = tuple[LabeledImages, LabeledImages | None, Counter[str]]
 
@@ -82,8 +82,7 @@ def open_splits(
       - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
       - a folder with one sub-folder per class, or with class folders in a training and a validation or test split, or
         with splits in each class folder (see `find_splits`); images outside class folders are left out;
-      - a tar file of such folders; if it has no splits, a tar in the same folder whose name is that of a validation or
-        test split, such as `val.tar`, is the validation set;
+      - an uncompressed tar of such a folder, also with nested tars;
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards.py`);
       - a name with one of timm's prefixes "torch/" or "hfds/", such as "torch/mnist".
     root: the folder of a dataset with a timm prefix.
@@ -153,32 +152,9 @@ def _open(data: str, root: str | None) -> _Opened:
         raise InputError(
             f"data must be 'digits', a folder, a .tar or a timm dataset, got '{data}', which does not exist"
         )
-    is_tar = path.suffix.lower() == ".tar" and not path.is_dir()
-    if not is_tar and not path.is_dir():
+    if not path.is_dir() and path.suffix.lower() != ".tar":
         raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
-    train, validation, left_out = find_splits(str(path), *list_files(path))
-    if is_tar and validation is None and (tar := _find_validation_tar(path)) is not None:
-        validation, inner, also_left_out = find_splits(str(tar), *list_files(tar))
-        if inner is not None:
-            raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move one of them away")
-        left_out += also_left_out
-    return train, validation, left_out
-
-
-def _find_validation_tar(train: Path) -> Path | None:
-    """Find the tar of the validation set in the folder of the training tar, by their names; None if there is none.
-
-    A tar with the name of a validation or test split has none. Raises InputError if there are several.
-    """
-    role, rest = parse_name(train.stem)
-    tars = sorted(tar for tar in train.parent.iterdir() if tar.suffix.lower() == ".tar" and not is_hidden(tar.name))
-    for wanted in (VALIDATION, TEST) if role in ("", TRAIN) else ():
-        found = [tar for tar in tars if parse_name(tar.stem) == (wanted, rest if role else ()) and tar.is_file()]
-        if len(found) > 1:
-            raise InputError(f"{train} must have one tar of validation images beside it, got {first_few(found)}")
-        if found:
-            return found[0]
-    return None
+    return find_splits(str(path), *list_files(path))
 
 
 def _check_classes(train: LabeledImages) -> None:
