@@ -112,14 +112,10 @@ def _find(path: Path, accepts: Callable[[str], bool]) -> FoundImages:
     for match in sorted(map(Path, glob.glob(str(path), recursive=True))):  # noqa: PTH207 - Path.glob takes no absolute patterns
         if sum(map(is_hidden, match.parts)) > num_hidden:
             continue
-        if match.is_dir():
-            below = list_images(match, accepts)
-            found.paths.extend(below.paths)
-            found.reasons.update(below.reasons)
-        elif accepts(match.name):
-            found.paths.append(match)
-        else:
-            found.reasons[match] = describe_suffix(match)
+        is_taken = match.is_dir() or accepts(match.name)
+        below = _find(match, accepts) if is_taken else FoundImages([], {match: describe_suffix(match)})
+        found.paths.extend(below.paths)
+        found.reasons.update(below.reasons)
     return found
 
 
