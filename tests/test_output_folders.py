@@ -22,7 +22,7 @@ def check_that_output_is_not_data(photos: Path, *commands: str) -> None:
             assert sorted(find_images(inputs).paths) == images
         splits = open_splits(str(photos))
         assert splits.classes == classes
-        assert f"in {out.name}, the output of a command" in splits.left_out
+        assert f"output folder '{out.name}' of a command" in splits.left_out
 
 
 def copy_photos(source: Path, folder: Path) -> Path:
@@ -51,4 +51,4 @@ def test_output_of_predict_and_evaluate_is_not_data(task, trained_detector, trai
         f"predict {folder}/run PHOTOS --out OUT --device cpu --no-figures",
         f"evaluate {folder}/run --out OUT --device cpu",
     )
-    assert re.search(r"left out: \d+ in out0, the output of a command\n", capsys.readouterr().err)
+    assert re.search(r"left out: 1 output folder 'out0' of a command\n", capsys.readouterr().err)

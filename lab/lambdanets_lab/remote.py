@@ -30,7 +30,7 @@ class RemoteStore(Store):
 
     Downloaded shards are in the folder $LAMBDANETS_SHARDS_CACHE, by default lambdanets/shards in the user's cache
     folder, which is created for the user alone (mode 0700). The least recently used ones are removed to keep it below
-    $LAMBDANETS_SHARDS_CACHE_BYTES, by default 100 GB; processes that have them open can still read them.
+    $LAMBDANETS_SHARDS_CACHE_BYTES, by default 100 GB, and downloaded again when they are needed.
 
     cache, cache_bytes: another folder and maximum size.
 

@@ -6,26 +6,26 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from lambdanets.data.shards import SHARD_LIST, Shard, ShardList, Store, TarSamples, open_store
+from lambdanets.data.shards import SHARD_LIST, Shard, ShardImage, ShardList, Store, index_tar, open_store
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import file_sha256, open_regular
 from lambdanets.progress import track
 from lambdanets_lab.remote import RemoteStore
 
 
-def inspect_tar(path: Path) -> tuple[Shard, list[tuple[str, bytes]]]:
-    """Return the entry of a tar in shards.json, and name and .cls content of each image. Raises InputError."""
+def inspect_tar(path: Path) -> tuple[Shard, list[ShardImage]]:
+    """Return the entry of a tar in shards.json, and its images. Raises InputError."""
     try:
         with open_regular(path) as file:
-            samples = TarSamples(path.name, file)
+            images = index_tar(file)
             digest, size = file_sha256(file), file.tell()
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{path} must be a complete tar file: {one_line(error)}") from error
-    return Shard(path.name, len(samples.names), size, digest), [*zip(samples.names, samples.classes, strict=True)]
+    return Shard(path.name, len(images), size, digest), images
 
 
 def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[str]]:
-    """Compare size, SHA-256 and number of images of every shard, in a folder or at a URL, with shards.json.
+    """Compare SHA-256 and number of images of every shard, in a folder or at a URL, with shards.json.
 
     Returns the content of shards.json, and a message for each missing or damaged shard. Shards at a URL are downloaded
     again. Raises InputError if there is no shards.json.
@@ -51,7 +51,7 @@ def _check_shard(store: Store, shard: Shard) -> str:
             if file_sha256(file) != shard.sha256:
                 return f"{path}: its SHA-256 differs from {SHARD_LIST}"
             file.seek(0)
-            count = len(TarSamples(path, file).names)
+            count = len(index_tar(file))
     except FileNotFoundError:
         return f"{path}: there is no such file"
     except (OSError, tarfile.TarError) as error:

@@ -212,10 +212,10 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
 def _read(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
     """Return the file content and suffix of an image; with check, decode it once. Raises UnreadableImage."""
     with _reading:
-        (content, suffix), name = split.images.file(index), split.images.name(index)
+        content, name = split.images.file(index), split.images.name(index)
     if check:
         read_image(io.BytesIO(content), name)
-    return content, suffix
+    return content, PurePosixPath(name).suffix.lower() or ".png"  # of an image that is in no file
 
 
 def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -251,10 +251,10 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
         if not images:
             raise InputError(f"{path} must have images KEY.SUFFIX, without dots in KEY, got none")
         splits["validation" if roles[path] in (VALIDATION, TEST) else "train"].append(shard)
-        for name, content in images:
-            label = parse_class(content)
-            if content and label is None:
-                raise InputError(f"class of {name!r} in {path} must be a number, got {content[:20]!r}")
+        for image in images:
+            label = parse_class(image.label)
+            if image.label and label is None:
+                raise InputError(f"class of {image.name!r} in {path} must be a number, got {image.label[:20]!r}")
             labels.add(label)
     if None in labels and len(labels) > 1:
         raise InputError(f"all images in {folder} or none must have a class (.cls), got both")

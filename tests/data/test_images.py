@@ -60,7 +60,7 @@ def truncated(image_format: str, size: int) -> bytes:
     [
         (truncated("JPEG", 900), "truncated"),
         (b"not pixels", "it is not an image of a known format; convert it to TIFF, PNG or JPEG$"),
-        (b"", "the file is empty"),
+        (b"", "it is not an image"),
         (lambda path: None, "there is no such file"),
         (Path.mkdir, "it is a folder; name its files"),
         (os.mkfifo, "it is not a regular file$"),

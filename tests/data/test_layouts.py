@@ -116,14 +116,3 @@ def test_class_folders_copied_from_a_mac_are_the_same_classes(tmp_path: Path, ki
     assert splits.classes == (composed, "dog")
     assert Counter(splits.validation.labels) == {0: 4, 1: 4}
     assert splits.left_out == {".heic": 4}
-
-
-@pytest.mark.parametrize("names", [("all", "test"), ("img_train", "img_val")])
-def test_the_tar_of_another_split_is_the_validation_set(tmp_path: Path, names: tuple[str, str]) -> None:
-    train, validation = (write_tar(write_files(tmp_path / name, "a|b/.jpg")) for name in names)
-    write_tar(write_files(tmp_path / "other_val", "c|d/.jpg"))
-    (tmp_path / f"._{validation.name}").touch()  # macOS makes such files
-    train = train.rename(train.with_suffix(".TAR"))
-    splits = open_splits(str(train))
-    assert splits.validation.name(0) == f"{validation}/a/0.jpg"
-    assert (len(splits.train), len(splits.validation)) == (8, 8)

@@ -35,18 +35,17 @@ def edit_list(shards: Path, **change: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
-def test_image_names_are_shard_and_member_also_of_a_pickled_copy(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_names_are_shard_and_member_also_of_a_pickled_copy(shards: Path) -> None:
     train = open_train(shards)
     assert train.name(3) == f"{shards}/train-00001.tar/{train.key(3)}.png"
     assert train.shard_sizes == [2] * 8
     image = train.load(5)[0]
-    monkeypatch.delattr("os.pread")  # Windows has none
     assert pickle.loads(pickle.dumps(train)).load(5)[0].tobytes() == image.tobytes()
 
 
 def test_each_epoch_has_every_image_once_in_an_order_without_workers(shards: Path) -> None:
     images = open_train(shards)
-    images.load(0)  # opens a shard before the workers are forked
+    images.load(0)  # indexes a shard before the workers are forked
     loader = batches(images)
     first, second = (torch.cat([batch.indices for batch in loader]).tolist() for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(16))
@@ -65,7 +64,7 @@ def test_only_the_images_of_a_damaged_shard_are_unreadable(shards: Path) -> None
     unreadable = sorted(message for batch in loaded for message in batch.unreadable)
     assert "train-00000.tar, image 0: " in unreadable[0]
     assert unreadable[2] == f"{shards}/train-00002.tar, image 0: there is no such file"
-    assert "train-00005.tar, image 1: it has 600 bytes, not" in unreadable[5]
+    assert "train-00005.tar, image 1: unexpected end of data" in unreadable[5]
     with pytest.raises(UnreadableImage, match=r"train-00002\.tar, image 1: there is no such file"):
         images.load(5)
 
@@ -73,9 +72,9 @@ def test_only_the_images_of_a_damaged_shard_are_unreadable(shards: Path) -> None
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"9" * 5000, "class must be a number below 2, got b.9999"),
+        (b"9" * 5000, "must be a number below 2, got b.9999"),
         (b"2", "number below 2, got b.2"),
-        (None, "no class"),
+        (None, "number below 2, got b.."),
     ],
 )
 def test_image_without_a_valid_class_is_unreadable(tmp_path: Path, content: bytes | None, reason: str) -> None:
@@ -99,7 +98,7 @@ def test_whole_shards_are_held_out_without_a_validation_split(shards: Path) -> N
         held_out.append(parts[1])
     assert held_out[0] != held_out[1]
     edit_list(shards, splits={"train": train[:1]})
-    with pytest.raises(InputError, match=r"at least 2 shards to hold some out, got 1"):
+    with pytest.raises(InputError, match="at least 2 shards to hold some out, got 1"):
         open_splits(str(shards))
 
 

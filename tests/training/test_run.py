@@ -211,7 +211,7 @@ def test_rejects_a_split_without_readable_images(quick, split, name, tmp_path):
         write_two_classes(tmp_path / "data" / folder)
     for path in (tmp_path / "data" / split).rglob("*.png"):
         path.write_bytes(b"no image")
-    with pytest.raises(InputError, match=rf"none of the first 20 {name} images can be read: \S*\.png: it is not"):
+    with pytest.raises(InputError, match=rf"none of the 20 {name} images can be read: \S*\.png: it is not"):
         run.start(replace(quick, data=str(tmp_path / "data")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def label_shards(
     set_device(get_world())
     source = find_weights(teacher)
     classifier = load_one_of((Classifier,), source, device)
-    images = open_shards(shards)["train"].without_labels()
+    images = replace(open_shards(shards)["train"], classes=())
     description = {"model": classifier.card.model, "weights": source.sha256(), "images": images.fingerprint}
     names = [Path(shard.name).stem for shard in images.shards]
     labels = Labels(classifier.classes, description, min(top, len(classifier.classes)), tuple(names))
@@ -84,7 +84,7 @@ def label_shards(
                     continue
                 start = time.monotonic()
                 remove_unfinished(out, table.name)
-                shard = images.select_shards([index])
+                shard = replace(images, shards=images.shards[index : index + 1])
                 # a shard whose images were all unreadable has no images
                 batches: AbstractContextManager[Any] = nullcontext(())
                 if len(shard):

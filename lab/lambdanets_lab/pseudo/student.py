@@ -43,7 +43,7 @@ class PseudoLabeledImages:
 
     def __init__(self, location: str, folder: Path, classes: Sequence[str], *, soft: bool) -> None:
         selection = read_selection(folder)
-        images = open_shards(location)["train"].without_labels()
+        images = replace(open_shards(location)["train"], classes=())
         class_index = {nfc(name): number for number, name in enumerate(classes)}
         if unknown := [name for name in selection.classes if nfc(name) not in class_index]:
             raise InputError(

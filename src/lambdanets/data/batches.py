@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -89,7 +89,7 @@ class Batches(AbstractContextManager["Batches"]):
     Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers also exit when their
     parent process is killed.
 
-    Raises InputError for an empty set, and for too few training images per micro-batch.
+    Raises InputError for an empty set, and for fewer training images than a step needs.
     """
 
     def __init__(
@@ -223,8 +223,14 @@ class _SampleDataset(Dataset[Sample]):
         self._images, self._load, self._seed = images, load, seed
 
     def __getitems__(self, keys: list[_Key]) -> list[Sample]:
-        with _preserved_rng_states():
-            return [self._sample(key) for key in keys]
+        """Load images, without a change of the global generators, which a process without workers uses as well."""
+        python, numpy = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng([]):
+                return [self._sample(key) for key in keys]
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
     def _sample(self, key: _Key) -> Sample:
         seeds = derive_seeds(self._seed, key.epoch, key.image_index)
@@ -237,18 +243,6 @@ class _SampleDataset(Dataset[Sample]):
         except UnreadableImage as error:
             unreadable = f"{self._images.name(key.image_index)}: {error.reason}"
         return Sample(content, key.image_index, unreadable, key.step_images)
-
-
-@contextmanager
-def _preserved_rng_states() -> Iterator[None]:
-    """Restore the states of the global generators of Python, NumPy and torch after the block."""
-    states: tuple[Any, Any, torch.Tensor] = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 def _init_worker(worker: int) -> None:

@@ -4,19 +4,18 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from lambdanets.data.image_folders import TEST, TRAIN, VALIDATION, find_splits, parse_name
-from lambdanets.data.image_search import describe_suffix, is_image_name, list_images
+from lambdanets.data.image_folders import find_splits
+from lambdanets.data.image_search import list_files
 from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
 from lambdanets.data.shards import SHARD_LIST, ShardedImages, is_url, open_shards
-from lambdanets.data.tars import files_in_tar
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError, first_few
-from lambdanets.files import is_hidden, nfc
+from lambdanets.files import nfc
 
 _Opened = tuple[LabeledImages, LabeledImages | None, Counter[str]]
 
@@ -83,8 +82,7 @@ def open_splits(
       - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
       - a folder with one sub-folder per class, or with class folders in a training and a validation or test split, or
         with splits in each class folder (see `find_splits`); images outside class folders are left out;
-      - a tar file of such folders; if it has no splits, a tar in the same folder whose name is that of a validation or
-        test split, such as `val.tar`, is the validation set;
+      - an uncompressed tar of such a folder, also with nested tars;
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards.py`);
       - a name with one of timm's prefixes "torch/" or "hfds/", such as "torch/mnist".
     root: the folder of a dataset with a timm prefix.
@@ -102,22 +100,18 @@ def open_splits(
     source, test, is_drawn = train.source, None, validation is None
     if validation is None:
         train, validation, source = _hold_out(train, source, validation_share, seed)
-    elif not len(validation):
-        raise InputError(f"{validation.source} must have images, got none")
     else:
         source = f"{source} and {validation.source}"
         validation = remap_labels(validation, train.classes)
     if hold_out:
         test = validation
         train, validation, source = _hold_out(train, source, hold_out, seed)
-    available = len(train)
-    if training_images is not None and training_images != available:
+    if training_images is not None and training_images != (available := len(train)):
         if isinstance(train, ShardedImages):
             raise InputError(f"training_images must be None for shards ({source}), got {training_images}")
-        classes = len(set(train.labels))
-        if not classes <= training_images <= available - classes:
-            expected = f"{available}, or {classes} (one per class) to {available - classes}"
-            raise InputError(f"training_images must be {expected}, got {training_images}")
+        least = len(set(train.labels))  # one per class, also of the others
+        if not least <= training_images <= available - least:
+            raise InputError(f"training_images must be {least} to {available - least}, got {training_images}")
         train, _ = _divide(train, source, seed, train_size=training_images)
         source = f"{source}, {training_images} of {available} training images drawn with seed {seed}"
     return Splits(train, validation, source, test, left_out, is_drawn)
@@ -158,49 +152,16 @@ def _open(data: str, root: str | None) -> _Opened:
         raise InputError(
             f"data must be 'digits', a folder, a .tar or a timm dataset, got '{data}', which does not exist"
         )
-    if path.is_dir():
-        found = list_images(path)
-        return find_splits(str(path), [(file.relative_to(path), file) for file in found.paths], found.left_out)
-    if path.suffix.lower() != ".tar":
+    if not path.is_dir() and path.suffix.lower() != ".tar":
         raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
-    train, validation, left_out = _open_tar(path)
-    if validation is None and (tar := _find_validation_tar(path)) is not None:
-        validation, inner, also_left_out = _open_tar(tar)
-        if inner is not None:
-            raise InputError(f"'{tar}' must be the validation set of '{path}', got splits in it; move one of them away")
-        left_out += also_left_out
-    return train, validation, left_out
-
-
-def _open_tar(tar: Path) -> _Opened:
-    files = files_in_tar(tar)
-    left_out = Counter(describe_suffix(path) for path, _ in files if not is_image_name(path.name))
-    return find_splits(str(tar), [file for file in files if is_image_name(file[0].name)], left_out)
-
-
-def _find_validation_tar(train: Path) -> Path | None:
-    """Find the tar of the validation set in the folder of the training tar, by their names; None if there is none.
-
-    A tar with the name of a validation or test split has none. Raises InputError if there are several.
-    """
-    role, rest = parse_name(train.stem)
-    tars = sorted(tar for tar in train.parent.iterdir() if tar.suffix.lower() == ".tar" and not is_hidden(tar.name))
-    for wanted in (VALIDATION, TEST) if role in ("", TRAIN) else ():
-        found = [tar for tar in tars if parse_name(tar.stem) == (wanted, rest if role else ()) and tar.is_file()]
-        if len(found) > 1:
-            raise InputError(f"{train} must have one tar of validation images beside it, got {first_few(found)}")
-        if found:
-            return found[0]
-    return None
+    return find_splits(str(path), *list_files(path))
 
 
 def _check_classes(train: LabeledImages) -> None:
-    if not len(train):
-        raise InputError(f"{train.source} must have images, got none")
-    is_sharded = isinstance(train, ShardedImages)  # to find the classes that are used, all shards would be read
-    present = train.classes if is_sharded else [train.classes[label] for label in sorted(set(train.labels))]
-    if len(present) < 2:
-        got = f"only '{present[0]}'" if present else "images without classes"
+    # of shards, all would be read to find the classes that are used
+    numbers = range(len(train.classes)) if isinstance(train, ShardedImages) else sorted(set(train.labels))
+    if len(numbers) < 2:
+        got = f"only '{train.classes[numbers[0]]}'" if numbers else "images without classes"
         raise InputError(f"{train.source} must have images of at least 2 classes, got {got}")
 
 
@@ -211,8 +172,9 @@ def _divide(images: LabeledImages, source: str, seed: int, **sizes: int) -> tupl
     if isinstance(images, ShardedImages):
         if (count := len(images.shards)) < 2:
             raise InputError(f"{source} must have at least 2 shards to hold some out, got {count}")
-        first, second = train_test_split(range(count), random_state=seed, **sizes)
-        return images.select_shards(sorted(first)), images.select_shards(sorted(second))
+        numbers = map(sorted, train_test_split(range(count), random_state=seed, **sizes))
+        train, test = (replace(images, shards=tuple(images.shards[number] for number in part)) for part in numbers)
+        return train, test
     labels = [int(label) for label in images.labels]
     for label, count in sorted(Counter(labels).items()):
         if count < 2:

@@ -5,30 +5,28 @@ import glob
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from PIL import Image
 
 from lambdanets.data.images import FORMATS
+from lambdanets.data.tars import TarMember, files_in_tar
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import is_hidden, is_output
 from lambdanets.terminal import echo
 
-_MAX_REASONS = 6  # in a line
 
-
-@dataclass(frozen=True)
-class FoundImages:
-    """Image files, and why others are left out: no images, images in output folders of commands, empty folders."""
+class FoundImages(NamedTuple):
+    """Image files, and the reasons why other files and folders are left out."""
 
     paths: list[Path]
-    reasons: dict[Path, str] = field(default_factory=dict)
+    reasons: dict[Path, str]
 
     @property
     def left_out(self) -> Counter[str]:
-        """The number of files that were left out, by reason."""
+        """The number of files and folders that are left out, by reason."""
         return Counter(self.reasons.values())
 
 
@@ -51,104 +49,94 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
     accepts: whether to include a file, by its name.
 
     Hidden files and folders are skipped (see `is_hidden`), and the output folders of this package,
-    which have figures of images.
-    """
-    found = FoundImages([])
-    for parent, folders, names in _walk(folder):
-        relative = parent.relative_to(folder)
-        if parent != folder and is_output({*folders, *names}):
-            images = [below / name for below, _, inside in _walk(parent) for name in inside if accepts(name)]
-            found.reasons.update(dict.fromkeys(images, _describe_output(relative)))
-            folders.clear()
-            continue
-        if parent != folder and not folders and not names:
-            found.reasons[parent] = f"empty folder '{relative}'"
-        for path in map(parent.joinpath, names):
-            if accepts(path.name):
-                found.paths.append(path)
-            else:
-                found.reasons[path] = describe_suffix(path)
-    found.paths.sort()
-    return found
-
-
-def _walk(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield each folder that is not hidden, with the names of its sub-folders and files, without hidden ones.
-
-    The sub-folders may be cleared. A folder is yielded under each link to it, but not within itself.
+    which have figures of images. Links to folders are followed, except to a folder above.
     """
 
     def fail(error: OSError) -> None:
         raise error
 
+    found = FoundImages([], {})
     for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-        path, real = Path(parent), os.path.realpath(parent)
-        above = path.parents[: len(path.parts) - len(folder.parts)]
-        folders[:] = sorted(name for name in folders if not is_hidden(name))
-        if real in map(os.path.realpath, above):  # a symbolic link to a parent
+        path = Path(parent)
+        folders[:] = [name for name in folders if not is_hidden(name) and not _is_circular(path / name)]
+        visible = [name for name in files if not is_hidden(name)]
+        if is_output({*folders, *visible}):
+            found.reasons[path] = f"output folder '{path.name}' of a command"
             folders.clear()
-        else:
-            yield path, folders, [name for name in files if not is_hidden(name)]
+            continue
+        if path != folder and not folders and not visible:
+            found.reasons[path] = f"empty folder '{path.relative_to(folder)}'"
+        for file in map(path.joinpath, visible):
+            if accepts(file.name):
+                found.paths.append(file)
+            else:
+                found.reasons[file] = describe_suffix(file)
+    found.paths.sort()
+    return found
+
+
+def _is_circular(folder: Path) -> bool:
+    """Whether a folder is a link to a folder above it."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image_name) -> FoundImages:
-    """List the image files of paths, folders (searched recursively) and globs (also `**`), without duplicates.
+    """List the image files of paths, folders (see `list_images`) and globs (also `**`), without duplicates.
 
-    The result is in the order of the inputs. The path of a file may have any suffix. In folders and globs, only files
-    whose names are accepted are found, sorted by path, and none in output folders of this package. Raises InputError
-    for an input that matches nothing, and if the inputs have no images.
+    The result is in the order of the inputs, and sorted by path in a folder or glob. The path of a file may have any
+    suffix. Of globs, only files whose names are accepted are found, and none that are hidden. Raises InputError for an
+    input that matches nothing, and if the inputs have no images.
     """
     paths: dict[str, Path] = {}
     reasons: dict[Path, str] = {}
     for pattern in inputs:
-        found = _find_matches(pattern, accepts)
-        if not found.paths and not found.reasons:
+        found = _find(Path(pattern), accepts)
+        if not any(found):
             raise InputError(f"'{pattern}' must be an image, a folder of images or a glob, and matches nothing")
         for path in found.paths:
             paths.setdefault(str(path.absolute()), path)
         reasons |= found.reasons
     if inputs and not paths:
-        left_out = _format(Counter(reasons.values()))
-        raise InputError(
-            f"'{first_few(inputs)}' must be an image, a folder of images or a glob, and has none ({left_out})"
-        )
+        got = f"none; {describe_left_out(Counter(reasons.values()))}"
+        raise InputError(f"'{first_few(inputs)}' must be an image, a folder of images or a glob, and has {got}")
     return FoundImages([*paths.values()], reasons)
 
 
-def _find_matches(pattern: str, accepts: Callable[[str], bool]) -> FoundImages:
-    path, found = Path(pattern), FoundImages([])
-    if path.exists() and not path.is_dir():  # true also for named pipes, which are later reported as unreadable
-        return FoundImages([path])
-    is_output_folder = functools.cache(lambda folder: is_output({inside.name for inside in folder.iterdir()}))
-    real_path = functools.cache(os.path.realpath)
-    num_fixed = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
-    matches = [path] if path.is_dir() else sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207 - Path.glob takes no absolute patterns
-    for match in matches:
-        if any(map(is_hidden, match.parts[num_fixed:])):
+def _find(path: Path, accepts: Callable[[str], bool]) -> FoundImages:
+    if path.is_dir():
+        return list_images(path, accepts)
+    if path.exists():  # true also for named pipes, which are later reported as unreadable
+        return FoundImages([path], {})
+    found = FoundImages([], {})
+    num_hidden = sum(map(is_hidden, path.parts))
+    for match in sorted(map(Path, glob.glob(str(path), recursive=True))):  # noqa: PTH207 - Path.glob takes no absolute patterns
+        if sum(map(is_hidden, match.parts)) > num_hidden:
             continue
-        folders = [each for each in (match, *match.parents) if len(each.parts) >= num_fixed and each.is_dir()]
-        if len(set(map(real_path, folders))) < len(folders):  # a symbolic link to a parent
-            continue
-        output = next(filter(is_output_folder, reversed(folders)), None)
-        if match.is_dir():
-            below = list_images(match, accepts)
-        else:
-            below = FoundImages([match]) if accepts(match.name) else FoundImages([], {match: describe_suffix(match)})
-        if output is not None:
-            below = FoundImages([], dict.fromkeys(below.paths, _describe_output(output)))
+        is_taken = match.is_dir() or accepts(match.name)
+        below = _find(match, accepts) if is_taken else FoundImages([], {match: describe_suffix(match)})
         found.paths.extend(below.paths)
         found.reasons.update(below.reasons)
     return found
 
 
+def list_files(
+    source: Path, accepts: Callable[[str], bool] = is_image_name
+) -> tuple[list[tuple[PurePath, Path | TarMember]], Counter[str]]:
+    """List the files of a folder (see `list_images`) or an uncompressed tar with their paths in it, sorted by path.
+
+    Returns also the number of files that are left out, by reason. Raises InputError for an invalid tar.
+    """
+    if source.is_dir():
+        found = list_images(source, accepts)
+        return [(path.relative_to(source), path) for path in found.paths], found.left_out
+    files = files_in_tar(source)
+    left_out = Counter(describe_suffix(path) for path, _ in files if not accepts(path.name))
+    return [(path, member) for path, member in files if accepts(path.name)], left_out
+
+
 def describe_suffix(path: PurePath) -> str:
     """Describe why a file that is not an image is left out."""
     return path.suffix.lower() or "without a suffix"
-
-
-def _describe_output(folder: PurePath) -> str:
-    """Describe why images in an output folder of this package are left out."""
-    return f"in {folder}, the output of a command"
 
 
 def describe_classes(classes: Sequence[str]) -> str:
@@ -158,13 +146,8 @@ def describe_classes(classes: Sequence[str]) -> str:
 
 def describe_left_out(left_out: Mapping[str, int]) -> str:
     """Format the number of files that were left out, by reason, as one line."""
-    return f"left out: {_format(left_out) or 'no files'}"
-
-
-def _format(left_out: Mapping[str, int]) -> str:
     reasons = sorted(left_out.items(), key=lambda entry: (-entry[1], entry[0]))
-    texts = [f"{count:,} {reason}" for reason, count in reasons]
-    return "; ".join(texts[:_MAX_REASONS] + ["..."] * (len(texts) > _MAX_REASONS))
+    return f"left out: {first_few(f'{count:,} {reason}' for reason, count in reasons) or 'no files'}"
 
 
 def report_left_out(found: FoundImages) -> None:

@@ -1,9 +1,9 @@
 """Reads images in any format as 8-bit gray or RGB."""
 
-import contextlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, BinaryIO
 
 from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
@@ -22,8 +22,6 @@ FORMATS = (
     "PCX", "PSD", "QOI", "SGI", "SUN", "TGA", "XBM", "XPM",
 )  # fmt: skip
 
-_TRANSPOSED = (5, 6, 7, 8)  # EXIF orientations that swap width and height
-
 # Large images are either read or raise an error, and damaged metadata do not change pixels.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
@@ -35,12 +33,11 @@ class UnreadableImage(InputError):  # noqa: N818 - it describes the image
     """An image cannot be read. path: its file, or the name of an image in memory. reason: the cause."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"cannot read the image {path}: {reason}")
-        self.path = path
-        self.reason = reason
+        super().__init__(path, reason)  # pickle calls the class with them
+        self.path, self.reason = path, reason
 
-    def __reduce__(self) -> tuple[type["UnreadableImage"], tuple[str, str]]:
-        return type(self), (self.path, self.reason)  # by default, pickle would only keep the message
+    def __str__(self) -> str:
+        return f"cannot read the image {self.path}: {self.reason}"
 
 
 def read_image(
@@ -70,8 +67,6 @@ def read_image(
     limit against decompression bombs: 178,956,970 pixels, which need 1.4 GB of memory in RGB, and 3.5 GB with
     transparency.
     """
-    if name is None:
-        name = os.fspath(source) if isinstance(source, str | os.PathLike) else str(getattr(source, "name", "memory"))
 
     def check_size(width: int, height: int) -> None:
         if width == 0 or height == 0:
@@ -80,7 +75,7 @@ def read_image(
             raise ValueError(f"it has {width} x {height} pixels, more than {max_pixels:,}; reduce its size")
 
     try:
-        with _open(source) as file:
+        with open_regular(source) if isinstance(source, str | os.PathLike) else nullcontext(source) as file:
             file.seek(0)  # as Pillow does
             is_tiff = file.read(4) in TIFF_HEADERS
             file.seek(0)
@@ -93,11 +88,10 @@ def read_image(
                     check_size(*stored.size)
                     image = convert_image(stored, channel, stretch)
                     orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
-        if orientation == 1 or (orientation in _TRANSPOSED and image.size == known_size != image.size[::-1]):
-            return image
-        return rotate(image, orientation)
+        rotated = image if orientation == 1 else rotate(image, orientation)
+        return image if image.size == known_size != rotated.size else rotated
     except Exception as error:  # the decoders raise exceptions of many types for damaged files
-        raise UnreadableImage(name, describe_error(error, source)) from error
+        raise UnreadableImage(name or str(source), describe_error(error)) from error
 
 
 def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:
@@ -109,16 +103,14 @@ def check_readable(load: Callable[[int], Any], count: int, split: str, max_unrea
     Raises InputError if no image can be read, or none of the first max_unreadable + 1.
     """
     unreadable: list[str] = []
-    for index in range(min(count, max_unreadable + 1)):
+    for index in range(count):
         try:
             load(index)
             return
         except UnreadableImage as error:
             unreadable.append(f"{error.path}: {error.reason}")
-    raise InputError(
-        f"none of the first {len(unreadable)} {split} images can be read: {'; '.join(unreadable[:3])}; repair them, "
-        f"or raise max_unreadable ({max_unreadable})"
-    )
+            check_unreadable(unreadable, max_unreadable)
+    raise InputError(f"none of the {count} {split} images can be read: {'; '.join(unreadable[:3])}; repair them")
 
 
 def check_unreadable(messages: Sequence[str], limit: int) -> None:
@@ -130,16 +122,10 @@ def check_unreadable(messages: Sequence[str], limit: int) -> None:
         )
 
 
-def _open(source: str | os.PathLike[str] | BinaryIO) -> contextlib.AbstractContextManager[BinaryIO]:
-    return open_regular(source) if isinstance(source, str | os.PathLike) else contextlib.nullcontext(source)
-
-
-def describe_error(error: Exception, source: str | os.PathLike[str] | BinaryIO) -> str:
+def describe_error(error: Exception) -> str:
     """Describe why an image, or a file that has images, cannot be read."""
     if isinstance(error, UnidentifiedImageError):
-        with _open(source) as file:
-            empty = file.seekable() and file.seek(0, os.SEEK_END) == 0
-        return "the file is empty" if empty else "it is not an image of a known format; convert it to TIFF, PNG or JPEG"
+        return "it is not an image of a known format; convert it to TIFF, PNG or JPEG"
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if isinstance(error, OSError) and error.strerror:

@@ -34,17 +34,17 @@ class LabeledImages:
     def load(self, index: int) -> tuple[Image.Image, int]:
         """Decode an image (mode "L" or "RGB") and return it with its label. Raises UnreadableImage."""
         label = self.label(index)
-        return read_image(io.BytesIO(self.file(index)[0]), self.name(index)), label
+        return read_image(io.BytesIO(self.file(index)), self.name(index)), label
 
     def label(self, index: int) -> int:
         """Return the label of an image. Raises UnreadableImage."""
         return int(self.labels[index])
 
-    def file(self, index: int) -> tuple[bytes, str]:
-        """Return the encoded bytes of an image and the suffix of their format. Raises UnreadableImage."""
+    def file(self, index: int) -> bytes:
+        """Return the encoded image; by default, of images that are in no files, as PNG. Raises UnreadableImage."""
         content = io.BytesIO()
         self.load(index)[0].save(content, "PNG")
-        return content.getvalue(), ".png"
+        return content.getvalue()
 
     def name(self, index: int) -> str:
         """The image's name in messages: its path, or the set and the index ("digits/17")."""
@@ -60,17 +60,15 @@ class ImageFiles(LabeledImages):
     classes: tuple[str, ...] = ()
     source: str = ""
 
-    def file(self, index: int) -> tuple[bytes, str]:
-        file, start, length = self.files[index], 0, -1
-        path = file.tar if isinstance(file, TarMember) else file
-        if isinstance(file, TarMember):
-            start, length = file.start, file.length
+    def file(self, index: int) -> bytes:
+        file = self.files[index]
+        path, start, length = (file.tar, file.start, file.length) if isinstance(file, TarMember) else (file, 0, -1)
         try:
             with open_regular(path) as stream:  # for each image, since forked workers would share its position
                 stream.seek(start)
-                return stream.read(length), file.suffix.lower()
+                return stream.read(length)
         except OSError as error:
-            raise UnreadableImage(str(path), describe_error(error, path)) from error
+            raise UnreadableImage(str(path), describe_error(error)) from error
 
     def name(self, index: int) -> str:
         return str(self.files[index])
@@ -102,7 +100,7 @@ class SelectedImages(LabeledImages):
     def load(self, index: int) -> tuple[Image.Image, int]:
         return self.images.load(self.indices[index])[0], self.labels[index]
 
-    def file(self, index: int) -> tuple[bytes, str]:
+    def file(self, index: int) -> bytes:
         return self.images.file(self.indices[index])
 
     def name(self, index: int) -> str:

@@ -26,13 +26,13 @@ def convert_image(image: Image.Image, channel: int | None = None, stretch: bool 
     Transparent pixels are composited on white. Raises ValueError for an image that is transparent everywhere, for a
     channel that it does not have, and as `to_8_bits`.
     """
-    deep = _deep_pixels(image)
-    if deep is not None:
-        return to_image(select_channel(deep, channel), stretch)
-    shallow = _to_gray_or_rgb(image)
-    if channel is None and not stretch:
-        return shallow
-    return to_image(select_channel(np.asarray(shallow), channel), stretch)
+    pixels = _deep_pixels(image)
+    if pixels is None:
+        shallow = _to_gray_or_rgb(image)
+        if channel is None and not stretch:
+            return shallow
+        pixels = np.asarray(shallow)
+    return to_image(select_channel(pixels, channel), stretch)
 
 
 def rotate(image: Image.Image, orientation: int) -> Image.Image:
@@ -142,20 +142,13 @@ def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
 
 def _range(pixels: np.ndarray) -> float:
     """Return the intensity that becomes white without stretching. Raises ValueError if some are outside the range."""
-    low, high = _limits(pixels)
+    low, high = pixels.min().item(), pixels.max().item()
     name, limit = ("floats", 1) if pixels.dtype.kind == "f" else ("integers", 65535)
-    if not 0 <= low <= high <= limit:
+    if not 0 <= low <= high <= limit:  # true also for NaN
         raise ValueError(
             f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; convert the images of the set to 8 or 16 bits"
         )
     return float(limit)
-
-
-def _limits(pixels: np.ndarray) -> tuple[float, float]:
-    """Return the smallest and the largest intensity; NaN if any is NaN."""
-    if pixels.dtype.kind not in "buif":
-        raise ValueError(f"its intensities must be integers or floats, got {pixels.dtype}")
-    return pixels.min().item(), pixels.max().item()
 
 
 def _stretching(pixels: np.ndarray) -> tuple[float, float, float]:
@@ -163,7 +156,7 @@ def _stretching(pixels: np.ndarray) -> tuple[float, float, float]:
 
     Pixels are divided into dark and bright ones by Otsu's threshold, which maximizes the variance between both.
     """
-    if not all(map(math.isfinite, _limits(pixels))):
+    if not np.isfinite([pixels.min(), pixels.max()]).all():
         raise ValueError("its intensities must be finite, got NaN or infinity")
     step = math.ceil(math.sqrt(math.prod(pixels.shape[:2]) / _MAX_SAMPLE))
     sample = pixels[::step, ::step].astype(np.float64)

@@ -3,16 +3,10 @@
 import hashlib
 import importlib
 import itertools
-import math
-import operator
-import os
 import tarfile
-import time
-from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
-from typing import Annotated, Any, BinaryIO
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -21,16 +15,13 @@ from lambdanets.data.image_search import image_suffixes
 from lambdanets.data.images import UnreadableImage, describe_error
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.order import WINDOW
-from lambdanets.data.tars import tar_members
+from lambdanets.data.tars import iterate_tar
 from lambdanets.errors import InputError
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
 
 SHARD_LIST = "shards.json"
-REMOTE_STORE = "lambdanets_lab.remote"  # module with `RemoteStore`, a `Store` at a URL
 UNLABELED = -1
-_RETRY_SECONDS = 300.0  # after which an unreadable shard is opened again
-_MAX_OPEN = 2 * WINDOW  # shards; two windows, because workers do not finish a window at the same time
 _Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into int64
 
 
@@ -84,21 +75,19 @@ class Store:
 
     def open(self, shard: Shard) -> BinaryIO:
         """Open a shard as a local file. Raises OSError."""
-        file = open_regular(self.path(shard.name))
-        if (size := os.fstat(file.fileno()).st_size) != shard.bytes:
-            file.close()
-            raise OSError(f"it has {size} bytes, not {shard.bytes} as in {SHARD_LIST}")
-        return file
+        return open_regular(self.path(shard.name))
 
 
 def open_store(location: str) -> tuple[Store, ShardList]:
     """Open a folder or URL, and read its shards.json. Raises InputError if it cannot be read, or is invalid."""
-    store = importlib.import_module(REMOTE_STORE).RemoteStore(location) if is_url(location) else Store(location)
+    # a `Store` at a URL is in lambdanets_lab
+    make_store = importlib.import_module("lambdanets_lab.remote").RemoteStore if is_url(location) else Store
+    store: Store = make_store(location)
     path = store.path(SHARD_LIST)
     try:
         content = store.read_list()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {describe_error(error, path)}") from error
+        raise InputError(f"{path} cannot be read: {describe_error(error)}") from error
     return store, parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
 
 
@@ -120,45 +109,47 @@ def open_shards(location: str) -> dict[str, "ShardedImages"]:
     }
 
 
-class TarSamples:
-    """The images of an open WebDataset tar: their `names`, and their `classes` from .cls members, b"" if missing.
+class ShardImage(NamedTuple):
+    """An image in a shard: the name of its member, its class (.cls; b"" if missing), its offset and length in bytes."""
+
+    name: str
+    label: bytes
+    start: int
+    length: int
+
+
+def index_tar(file: BinaryIO) -> list[ShardImage]:
+    """Return the images of a WebDataset tar. Raises tarfile.TarError if it is incomplete or invalid.
 
     Consecutive members with the same path up to the first dot of the file name are one sample, of which the first image
-    is used. path: of the tar, for messages. Raises tarfile.TarError for an incomplete or invalid tar.
+    is used.
     """
+    images = []
+    for key, sample in itertools.groupby(iterate_tar(file), lambda member: _split_name(member[0])[0]):
+        image, label = None, b""
+        for name, _, start, length in sample:
+            suffix = _split_name(name)[1]
+            if suffix == "cls":
+                file.seek(start)
+                label = file.read(length)
+            elif image is None and f".{suffix}" in image_suffixes():
+                image = ShardImage(name, b"", start, length)
+        if key and image is not None:
+            images.append(image._replace(label=label))
+    return images
 
-    def __init__(self, path: str, file: BinaryIO) -> None:
-        self._path, self._file = path, file
-        self.names: list[str] = []
-        self.classes: list[bytes] = []
-        spans: list[tuple[int, int]] = []
-        members = ((*_split_name(member.name), member) for member in tar_members(file))
-        for _, sample in itertools.groupby(filter(operator.itemgetter(0), members), operator.itemgetter(0)):
-            image, label = None, b""
-            for _, suffix, member in sample:
-                if suffix == "cls":
-                    file.seek(member.offset_data)
-                    label = file.read(member.size)
-                elif image is None and f".{suffix}" in image_suffixes():
-                    image = member
-            if image is not None:
-                self.names.append(image.name)
-                self.classes.append(label)
-                spans.append((image.offset_data, image.size))
-        self._spans = np.array(spans, np.int64).reshape(-1, 2)
 
-    def __del__(self) -> None:
-        self._file.close()
-
-    def name(self, position: int) -> str:
-        return f"{self._path}/{self.names[position]}"
-
-    def image(self, position: int) -> bytes:
-        start, length = self._spans[position].tolist()
-        if hasattr(os, "pread"):  # forked workers share the position of the file
-            return os.pread(self._file.fileno(), length, start)
-        self._file.seek(start)  # on Windows, where no process is forked
-        return self._file.read(length)
+@lru_cache(2 * WINDOW)  # two windows, because workers do not finish a window at the same time
+def _open(store: Store, shard: Shard) -> list[ShardImage] | str:
+    """Return the images of a shard, or the reason why it is unreadable; of the most recently used shards only once."""
+    try:
+        with store.open(shard) as file:
+            images = index_tar(file)
+        if len(images) != shard.images:
+            raise OSError(f"it has {len(images)} images, not {shard.images} as in {SHARD_LIST}")
+    except (tarfile.TarError, OSError) as error:
+        return describe_error(error)
+    return images
 
 
 def _split_name(name: str) -> tuple[str, str]:
@@ -171,23 +162,21 @@ def _split_name(name: str) -> tuple[str, str]:
     return (f"{folder}{slash}{stem}", suffix.lower()) if stem and dot else ("", "")
 
 
+@dataclass(frozen=True)
 class ShardedImages(LabeledImages):
-    """The images of shards, in order. Only the list of shards and the indexes of a few open shards are in memory.
+    """The images of shards, in order. Only the list of shards and the indexes of a few shards are in memory.
 
-    A shard is downloaded, opened and indexed on first use. The most recently used shards stay open. Instances can be
-    pickled, and used in both processes after a fork. The images of an unreadable shard are unreadable. Without class
+    A shard is downloaded and indexed on first use. The images of an unreadable shard are unreadable. Without class
     names, all images have the label UNLABELED.
     """
 
-    def __init__(self, store: Store, shards: Sequence[Shard], classes: tuple[str, ...], source: str) -> None:
-        self.classes, self.source = classes, source
-        self._store, self.shards = store, tuple(shards)
-        self._ends = np.cumsum([shard.images for shard in shards], dtype=np.int64)
-        # open shards, or the reasons why they are unreadable, and when they expire; the least recently used first
-        self._open_shards: OrderedDict[int, tuple[TarSamples | str, float]] = OrderedDict()
+    store: Store
+    shards: tuple[Shard, ...]
+    classes: tuple[str, ...]
+    source: str
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return sum(self.shard_sizes)
 
     @property
     def shard_sizes(self) -> list[int]:
@@ -208,68 +197,46 @@ class ShardedImages(LabeledImages):
     def label(self, index: int) -> int:
         if not self.classes:
             return UNLABELED
-        shard, position = self._find(index)
-        content = shard.classes[position]
-        if not content:
-            raise UnreadableImage(shard.name(position), "it has no class (.cls)")
-        label = parse_class(content)
+        _, image = self._find(index)
+        label = parse_class(image.label)
         if label is None or label >= len(self.classes):
-            expected = f"its class must be a number below {len(self.classes)}"
-            raise UnreadableImage(shard.name(position), f"{expected}, got {content[:20]!r}")
+            expected = f"its class (.cls) must be a number below {len(self.classes)}"
+            raise UnreadableImage(self.name(index), f"{expected}, got {image.label[:20]!r}")
         return label
 
-    def file(self, index: int) -> tuple[bytes, str]:
-        shard, position = self._find(index)
-        return shard.image(position), PurePosixPath(shard.names[position]).suffix.lower()
+    def file(self, index: int) -> bytes:
+        shard, image = self._find(index)
+        try:
+            with self.store.open(shard) as file:
+                file.seek(image.start)
+                return file.read(image.length)
+        except OSError as error:
+            raise UnreadableImage(self.name(index), describe_error(error)) from error
 
     def name(self, index: int) -> str:
         """The path or URL of the shard, and the name of the member, or the position in an unreadable shard."""
         try:
-            shard, position = self._find(index)
+            shard, image = self._find(index)
         except UnreadableImage as error:
             return error.path
-        return shard.name(position)
+        return f"{self.store.path(shard.name)}/{image.name}"
 
     def key(self, index: int) -> str:
         """Return the WebDataset key of an image. Raises UnreadableImage for an unreadable shard."""
-        shard, position = self._find(index)
-        return _split_name(shard.names[position])[0]
+        return _split_name(self._find(index)[1].name)[0]
 
-    def select_shards(self, numbers: Sequence[int]) -> "ShardedImages":
-        """Return the images of the shards with these numbers."""
-        return ShardedImages(self._store, [self.shards[number] for number in numbers], self.classes, self.source)
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.shard_sizes, dtype=np.int64)
 
-    def without_labels(self) -> "ShardedImages":
-        """Return the same images with the label UNLABELED, so that labels are not read."""
-        return ShardedImages(self._store, self.shards, (), self.source)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open_shards": OrderedDict()}
-
-    def _find(self, index: int) -> tuple[TarSamples, int]:
+    def _find(self, index: int) -> tuple[Shard, ShardImage]:
         number = int(np.searchsorted(self._ends, index, side="right"))
-        position = int(index - self._ends[number] + self.shards[number].images)
-        return self._open(number, position), position
-
-    def _open(self, number: int, position: int) -> TarSamples:
-        """Open a shard. position: of the image, for the error."""
         shard = self.shards[number]
-        path = self._store.path(shard.name)
-        samples, expires = self._open_shards.get(number, ("", 0.0))
-        if time.monotonic() >= expires:
-            try:
-                samples, expires = TarSamples(path, self._store.open(shard)), math.inf
-                if (count := len(samples.names)) != shard.images:
-                    raise OSError(f"it has {count} images, not {shard.images} as in {SHARD_LIST}")
-            except (tarfile.TarError, OSError) as error:
-                samples, expires = describe_error(error, path), time.monotonic() + _RETRY_SECONDS
-            self._open_shards[number] = samples, expires
-            if len(self._open_shards) > _MAX_OPEN:
-                self._open_shards.popitem(last=False)
-        self._open_shards.move_to_end(number)
-        if isinstance(samples, str):
-            raise UnreadableImage(f"{path}, image {position}", samples)
-        return samples
+        position = int(index - self._ends[number] + shard.images)
+        images = _open(self.store, shard)
+        if isinstance(images, str):
+            raise UnreadableImage(f"{self.store.path(shard.name)}, image {position}", images)
+        return shard, images[position]
 
 
 def parse_class(content: bytes) -> int | None:

@@ -1,10 +1,9 @@
 """Files in uncompressed tars, found from the headers of their members."""
 
-import io
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import is_hidden, open_regular
@@ -23,22 +22,19 @@ class TarMember(NamedTuple):
     def __str__(self) -> str:
         return f"{self.tar}/{self.name}"
 
-    @property
-    def suffix(self) -> str:
-        """The suffix of the name, as of a Path."""
-        return PurePosixPath(self.name).suffix
 
+def iterate_tar(
+    file: Any, start: int = 0, folder: str = "", below: str = ""
+) -> Iterator[tuple[str, PurePosixPath, int, int]]:
+    """Yield name, path, offset and length of each file in an uncompressed tar and its nested tars, from the headers.
 
-def tar_members(file: BinaryIO, size: int | None = None) -> Iterator[tarfile.TarInfo]:
-    """Yield the regular files of an uncompressed tar, from its headers. Raises tarfile.TarError if it is incomplete.
+    file: the tar, a binary file. start, folder, below: the offset of a nested tar, and what its names and paths begin
+        with; a path, as that of a folder, has the name of the nested tar without the suffix.
 
-    The tar starts at the current position of the file and has `size` bytes, by default all up to the end. A missing
-    end-of-archive block is an error, because the tar may be truncated between two members; GNU tar, tarfile and
-    webdataset all write this block. Data after the block is also an error, because readers would ignore it.
+    Hidden files are left out. Raises tarfile.TarError if the tar is incomplete. A missing end-of-archive block is an
+    error, because the tar may be truncated between two members; GNU tar, tarfile and webdataset all write this block.
+    Data after the block is also an error, because readers would ignore it.
     """
-    start = file.tell()
-    stop = file.seek(0, io.SEEK_END) if size is None else start + size
-    file.seek(start)
     spans: dict[str, tuple[int, int]] = {}
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
@@ -47,40 +43,28 @@ def tar_members(file: BinaryIO, size: int | None = None) -> Iterator[tarfile.Tar
             elif not member.isreg():
                 continue
             spans[member.name] = member.offset_data, member.size
-            yield member
-        file.seek(tar.offset)
-    trailer = file.read(max(0, min(stop - tar.offset, tarfile.BLOCKSIZE + _PADDING)))
-    if len(trailer) < tarfile.BLOCKSIZE:  # tarfile stops without an error at a truncated or damaged header
-        advice = "" if trailer or tar.offset > stop else "; copy it again, or append 1,024 zero bytes if it is complete"
-        raise tarfile.ReadError(f"it is truncated after {stop - start} bytes{advice}")
-    if trailer.strip(b"\0"):
-        raise tarfile.ReadError(f"it is damaged at byte {tar.offset - start}, or followed by another tar")
+            if any(map(is_hidden, PurePosixPath(member.name).parts)):
+                continue
+            name, offset = folder + member.name, start + member.offset_data
+            if name.lower().endswith(".tar"):
+                yield from iterate_tar(tar.extractfile(member), offset, f"{name}/", f"{below}{member.name[:-4]}/")
+            else:
+                yield name, PurePosixPath(below + member.name), offset, member.size
+        file.seek(tar.offset)  # where tarfile stops, without an error also at a truncated or damaged header
+        trailer = file.read(tarfile.BLOCKSIZE + _PADDING)
+    if len(trailer) < tarfile.BLOCKSIZE or trailer.strip(b"\0"):
+        advice = "; copy it again, or append 1,024 zero bytes if it is complete" if not trailer else ""
+        raise tarfile.ReadError(f"it is truncated, damaged or followed by another tar at byte {tar.offset}{advice}")
 
 
 def files_in_tar(tar: Path) -> list[tuple[PurePosixPath, TarMember]]:
-    """Return the files of an uncompressed tar and its nested tars that are not hidden, sorted by path.
+    """Return path and position of the files of an uncompressed tar and its nested tars, sorted by path.
 
-    The path of a file in a nested tar begins with the name of this tar without the suffix. Of members with the same
-    name, the last counts. Raises InputError for an incomplete or invalid tar.
+    Of members with the same name, the last counts. Raises InputError for an incomplete or invalid tar.
     """
     with open_regular(tar) as file:
         try:
-            files = {name: (path, TarMember(tar, name, *span)) for name, path, span in _iterate_files(file)}
+            files = {name: (path, TarMember(tar, name, *span)) for name, path, *span in iterate_tar(file)}
         except (OSError, tarfile.TarError) as error:
             raise InputError(f"{tar} must be a complete, uncompressed tar: {one_line(error)}") from error
     return sorted(files.values())
-
-
-def _iterate_files(
-    file: BinaryIO, size: int | None = None, folder: str = "", below: str = ""
-) -> Iterator[tuple[str, PurePosixPath, tuple[int, int]]]:
-    """Yield the name of each file, its path, and its offset and length. folder, below: name and path of the tar."""
-    for member in tar_members(file, size):
-        if any(map(is_hidden, PurePosixPath(member.name).parts)):
-            continue
-        if member.name.lower().endswith(".tar"):
-            file.seek(member.offset_data)
-            nested = f"{folder}{member.name}/", f"{below}{member.name[:-4]}/"
-            yield from _iterate_files(file, member.size, *nested)
-        else:
-            yield folder + member.name, PurePosixPath(below + member.name), (member.offset_data, member.size)

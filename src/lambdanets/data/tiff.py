@@ -63,8 +63,7 @@ def read_tiff(
         if one_per_page and not is_image:
             pixels, channel = series.pages[channel].asarray(), None
         else:
-            order = [axes.index("Y"), axes.index("X"), *(i for i, axis in enumerate(axes) if axis not in "YX")]
-            pixels = series.asarray().transpose(order)
+            pixels = np.moveaxis(series.asarray(), (axes.index("Y"), axes.index("X")), (0, 1))
             pixels = pixels.reshape(*pixels.shape[:2], num_planes)
         if page.photometric.name == "MINISWHITE":
             pixels = invert(pixels, page.bitspersample)

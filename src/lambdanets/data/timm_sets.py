@@ -1,7 +1,5 @@
 """Datasets that timm opens by a name with a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
 
-import contextlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,14 +27,10 @@ class IndexedImages(LabeledImages):
         name = self.name(index)
         try:
             image = self.items[index][0]
-            if isinstance(image, Image.Image):
-                return convert_image(image), self.labels[index]
-            with image:
-                return read_image(image, name), self.labels[index]
-        except UnreadableImage:
-            raise
+            pixels = convert_image(image) if isinstance(image, Image.Image) else read_image(image, name)
         except Exception as error:  # datasets raise exceptions of any type for damaged files
             raise UnreadableImage(name, one_line(error)) from error
+        return pixels, self.labels[index]
 
 
 def is_timm_name(data: str) -> bool:
@@ -59,19 +53,15 @@ def open_timm_dataset(data: str, root: str | None) -> tuple[LabeledImages, Label
     try:
         return train, _open_split(data, root, "validation")
     except InputError:
-        with contextlib.suppress(InputError):
-            return train, _open_split(data, root, "test")
-        raise
+        return train, _open_split(data, root, "test")
 
 
 def _open_split(data: str, root: str | None, split: str) -> LabeledImages:
     import timm.data
 
-    printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):  # timm prints the names of missing packages
-            # with an empty mode, timm does not convert images
-            items: Any = timm.data.create_dataset(data, root=root, split=split, input_img_mode="")
+        # with an empty mode, timm does not convert images
+        items: Any = timm.data.create_dataset(data, root=root, split=split, input_img_mode="")
         if hasattr(items, "reader"):
             items = items.reader
             labels = [int(label) for label in items.iter_targets()]
@@ -85,7 +75,6 @@ def _open_split(data: str, root: str | None, split: str) -> LabeledImages:
             classes = enumerate(getattr(items, "classes", ()))
             names = {index: name if isinstance(name, str) else ", ".join(name) for index, name in classes}
     except Exception as error:  # data sets raise exceptions of any type, and may have labels that are no classes
-        reason = "; ".join(dict.fromkeys([one_line(error), *printed.getvalue().rstrip(".\n").splitlines()]))
-        raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {reason}") from error
+        raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {one_line(error)}") from error
     indices = range(max([-1, *names, *labels]) + 1)
     return IndexedImages(items, labels, tuple(names.get(index, str(index)) for index in indices), f"{data}/{split}")

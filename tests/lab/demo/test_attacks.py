@@ -97,7 +97,7 @@ def test_forged_value_gives_one_sentence(client, query, sentence):
 
 def test_file_that_cannot_be_used_gives_one_sentence(client):  # tests/data has the other reasons
     bomb = encode(Image.new("L", (3000, 3000)))
-    for content, reason in ((b"", "the file is empty"), (bomb, "3000 x 3000 pixels, more than 5,000,000")):
+    for content, reason in ((b"", "it is not an image"), (bomb, "3000 x 3000 pixels, more than 5,000,000")):
         assert reason in client.refusal("POST", "/predict?model=0&name=/secret/a.png", content)
 
 

@@ -20,7 +20,7 @@ def write_scattered_digits(folder: Path, seed: int) -> None:
         images = scattered_digits(split, count, seed)
         (folder / split).mkdir(parents=True)
         for index, image in enumerate(images.annotations.images):
-            (folder / split / image.name).write_bytes(images.files.file(index)[0])
+            (folder / split / image.name).write_bytes(images.files.file(index))
         (folder / f"{split}.json").write_text(json.dumps(images.annotations.to_coco()))
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,10 +27,11 @@ _BOX = "boxes replaced by those of the masks, from which they differ"
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A COCO category: its id in the file and its name."""
+    """A COCO category: its id in the file and its name. supercategory: only to find groups of others."""
 
     id: int
     name: Annotated[str, Field(min_length=1)]
+    supercategory: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class Annotations:
             for obj in image.objects
             for left, top, right, bottom in [obj.box]
         ]
-        return {"images": images, "annotations": annotations, "categories": [asdict(each) for each in self.categories]}
+        categories = [{"id": category.id, "name": category.name} for category in self.categories]
+        return {"images": images, "annotations": annotations, "categories": categories}
 
 
 @dataclass(slots=True)
@@ -144,14 +146,9 @@ class _Entry:
     segmentation: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class _CategoryEntry(Category):
-    supercategory: Any = None
-
-
 @dataclass(slots=True)
 class _File:
-    categories: Annotated[list[_CategoryEntry], Field(min_length=1)]
+    categories: Annotated[list[Category], Field(min_length=1)]
     images: Annotated[list[AnnotatedImage], Field(min_length=1)]
     annotations: list[_Entry]
 
@@ -184,7 +181,7 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> Annotations:
         counts = Counter(getattr(entry, key) for entry in getattr(content, section))
         if duplicates := [value for value, count in counts.items() if count > 1]:
             raise InputError(f"'{path}' must have {section} with different {key}, got several {first_few(duplicates)}")
-    categories = [Category(entry.id, entry.name) for entry in sorted(content.categories, key=lambda entry: entry.id)]
+    categories = sorted(content.categories, key=lambda category: category.id)
     indices = {category.id: index for index, category in enumerate(categories)}
     images = {image.id: image for image in sorted(content.images, key=lambda image: image.id)}
     _check_not_shifted("category_id", used, indices.keys(), path)

@@ -21,10 +21,9 @@ from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.coco.annotations import AnnotatedImage, AnnotationProblems, Annotations, read_annotations
 from lambdanets.data.coco.segmentations import to_cropped_mask
-from lambdanets.data.image_search import list_images
+from lambdanets.data.image_search import list_files
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles, SelectedImages
-from lambdanets.data.tars import TarMember, files_in_tar
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
@@ -66,7 +65,7 @@ class AnnotatedImages:
         Raises UnreadableImage, also if its size is not the size in the annotations.
         """
         annotated = self.annotations.images[index]
-        content = io.BytesIO(self.files.file(index)[0])
+        content = io.BytesIO(self.files.file(index))
         known_size = (annotated.width, annotated.height)
         image = read_image(content, self.name(index), known_size=known_size, stretch=self.stretch)
         if image.size != known_size:
@@ -94,24 +93,19 @@ def open_annotated(annotations: Path, images: Path, known: Collection[int] = ())
     parsed = read_annotations(annotations, known)
     if not images.exists():
         raise InputError(f"'{images}' must be a folder or an uncompressed tar of images, got none of this name")
-    files: dict[str, Path | TarMember]
-    if images.is_dir():
-        files = {path.relative_to(images).as_posix(): path for path in list_images(images, accepts=bool).paths}
-    else:
-        files = {str(path): member for path, member in files_in_tar(images)}
+    files = {path.as_posix(): file for path, file in list_files(images, accepts=bool)[0]}
     matches = _match([str(PurePosixPath(image.name)) for image in parsed.images], files, images)
-    pairs = list(zip(parsed.images, matches, strict=True))
-    missing = [image for image, path in pairs if path is None]
-    if 2 * len(missing) > len(pairs):  # the folder is of other images
-        got = f"{len(pairs) - len(missing) or 'none'} of them; the first that is missing is '{missing[0].name}'"
-        raise InputError(f"'{images}' must contain the {len(pairs)} images of '{annotations}', got {got}")
+    missing = [image for image, path in zip(parsed.images, matches, strict=True) if path is None]
+    found = [(image, files[path]) for image, path in zip(parsed.images, matches, strict=True) if path is not None]
+    if len(missing) > len(found):  # the folder is of other images
+        got = f"{len(found) or 'none'} of them; the first that is missing is '{missing[0].name}'"
+        raise InputError(f"'{images}' must contain the {len(matches)} images of '{annotations}', got {got}")
     if missing:
         parsed.problems["images dropped: their files are missing"] = [image.id for image in missing]
     if dropped := [obj.id for image in missing for obj in image.objects]:
         parsed.problems["annotations dropped: the files of their images are missing"] = dropped
-    parsed = replace(parsed, images=tuple(image for image, path in pairs if path is not None))
-    found = [files[path] for path in matches if path is not None]
-    return AnnotatedImages(parsed, ImageFiles(found, ()), parsed.fingerprint())
+    parsed = replace(parsed, images=tuple(image for image, _ in found))
+    return AnnotatedImages(parsed, ImageFiles([file for _, file in found], ()), parsed.fingerprint())
 
 
 def _match(names: Sequence[str], paths: Collection[str], source: Path) -> list[str | None]:

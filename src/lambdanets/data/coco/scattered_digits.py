@@ -1,5 +1,6 @@
 """A synthetic detection set in COCO's format that needs no download: scikit-learn's digits at random positions."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -31,76 +32,65 @@ def scattered_digits(split: str, count: int, seed: int) -> AnnotatedImages:
     others have a crowd region, which is a row of small digits. Training and validation use different scans. The same
     seed gives the same images.
     """
-    canvas = _Canvas(split, np.random.default_rng([seed, SPLITS.index(split)]))
-    all_pixels, images = [], []
+    from sklearn.datasets import load_digits
+
+    rng = np.random.default_rng([seed, SPLITS.index(split)])
+    digits = load_digits()
+    boundary = len(digits.images) * 4 // 5
+    chosen = slice(0, boundary) if split == "train" else slice(boundary, None)
+    scale = (255 - MIN_BRIGHTNESS) / (16 - _MIN_SCAN_VALUE)
+    brightness = np.rint(MIN_BRIGHTNESS + (digits.images - _MIN_SCAN_VALUE) * scale)
+    scans = np.where(digits.images >= _MIN_SCAN_VALUE, brightness, 0).astype(np.uint8)[chosen]
+    scans_of = [scans[digits.target[chosen] == digit] for digit in range(10)]
+    all_pixels, images, num_objects = [], [], 0
     for number in range(1, count + 1):
-        pixels, objects = canvas.draw(is_empty=number % 10 == 0)
-        all_pixels.append(pixels)
-        height, width = pixels.shape
-        images.append(AnnotatedImage(number, f"{split}_{number:05}.png", height, width, objects))
+        height = int(rng.integers(_HEIGHTS[0], _HEIGHTS[1] + 1))
+        width = int(rng.integers(_WIDTHS[0], _WIDTHS[1] + 1))
+        width += width == height
+        canvas = rng.integers(0, MIN_BRIGHTNESS // 2, (height, width), np.uint8)
+        is_free = np.ones((height, width), bool)
+        objects: list[Object | None] = []
+        if number % 10:
+            objects = [_paste(rng, scans_of, canvas, is_free, crowd=False) for _ in range(rng.integers(1, 7))]
+            if rng.random() < 0.1:
+                objects.append(_paste(rng, scans_of, canvas, is_free, crowd=True))
+        numbered = [replace(obj, id=num_objects + i) for i, obj in enumerate(filter(None, objects), 1)]
+        num_objects += len(numbered)
+        all_pixels.append(canvas)
+        images.append(AnnotatedImage(number, f"{split}_{number:05}.png", height, width, tuple(numbered)))
     annotations = Annotations(CATEGORIES, tuple(images), AnnotationProblems())
     return AnnotatedImages(
         annotations, ImageArray(all_pixels, [0] * count, f"digits/{split}"), annotations.fingerprint()
     )
 
 
-class _Canvas:
-    """Draws images of scans, uint8 (n, 8, 8), in which background is 0, and other pixels are MIN_BRIGHTNESS to 255."""
+def _paste(
+    rng: np.random.Generator, scans_of: list[np.ndarray], canvas: np.ndarray, is_free: np.ndarray, *, crowd: bool
+) -> Object | None:
+    """Paste a digit, or for a crowd a row of scans of one digit, at a random free position if one is found.
 
-    def __init__(self, split: str, rng: np.random.Generator) -> None:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        boundary = len(digits.images) * 4 // 5
-        chosen = slice(0, boundary) if split == "train" else slice(boundary, None)
-        scale = (255 - MIN_BRIGHTNESS) / (16 - _MIN_SCAN_VALUE)
-        brightness = np.rint(MIN_BRIGHTNESS + (digits.images - _MIN_SCAN_VALUE) * scale)
-        self._scans = np.where(digits.images >= _MIN_SCAN_VALUE, brightness, 0).astype(np.uint8)[chosen]
-        self._digits = digits.target[chosen]
-        self._rng = rng
-        self._num_objects = 0
-
-    def draw(self, *, is_empty: bool) -> tuple[np.ndarray, tuple[Object, ...]]:
-        """Return the pixels of an image, uint8 (height, width), and its objects."""
-        rng = self._rng
-        height = int(rng.integers(_HEIGHTS[0], _HEIGHTS[1] + 1))
-        width = int(rng.integers(_WIDTHS[0], _WIDTHS[1] + 1))
-        width += width == height
-        canvas = rng.integers(0, MIN_BRIGHTNESS // 2, (height, width), np.uint8)
-        if is_empty:
-            return canvas, ()
-        is_free = np.ones((height, width), bool)
-        objects = [self._paste(canvas, is_free, crowd=False) for _ in range(rng.integers(1, 7))]
-        if rng.random() < 0.1:
-            objects.append(self._paste(canvas, is_free, crowd=True))
-        return canvas, tuple(filter(None, objects))
-
-    def _paste(self, canvas: np.ndarray, is_free: np.ndarray, *, crowd: bool) -> Object | None:
-        """Paste a digit, or for a crowd a row of scans of one digit, at a random free position if one is found."""
-        rng = self._rng
-        digit = int(rng.integers(10))
-        scan_indices = np.flatnonzero(self._digits == digit)
-        if crowd:
-            scan, scale = np.hstack(self._scans[rng.choice(scan_indices, rng.integers(3, 6))]), 1
-        else:
-            scan, scale = self._scans[rng.choice(scan_indices)], int(rng.integers(2, 5))
-        pixels = scan.repeat(scale, 0).repeat(scale, 1)
-        for _ in range(_MAX_ATTEMPTS):
-            top = int(rng.integers(canvas.shape[0] - pixels.shape[0] + 1))
-            left = int(rng.integers(canvas.shape[1] - pixels.shape[1] + 1))
-            region = slice(top, top + pixels.shape[0]), slice(left, left + pixels.shape[1])
-            if is_free[region].all():
-                break
-        else:
-            return None
-        is_free[region] = False
-        np.copyto(canvas[region], pixels, where=pixels > 0)
-        height, width = canvas.shape
-        mask = np.zeros((height, width), bool)
-        mask[region] = pixels > 0
-        if not crowd:
-            rng.integers(3)  # once chose how the mask was written; without it, all later images would be others
-        self._num_objects += 1
-        rle = encode_rle(mask)
-        box, area = box_and_area(rle, height, width)
-        return Object(self._num_objects, digit, box, area, crowd, rle)
+    scans_of: the scans of each digit, uint8 (n, 8, 8): background is 0, other pixels are MIN_BRIGHTNESS to 255.
+    """
+    digit = int(rng.integers(10))
+    if crowd:
+        scan, scale = np.hstack([*rng.choice(scans_of[digit], rng.integers(3, 6))]), 1
+    else:
+        scan, scale = rng.choice(scans_of[digit]), int(rng.integers(2, 5))
+    pixels = scan.repeat(scale, 0).repeat(scale, 1)
+    for _ in range(_MAX_ATTEMPTS):
+        top = int(rng.integers(canvas.shape[0] - pixels.shape[0] + 1))
+        left = int(rng.integers(canvas.shape[1] - pixels.shape[1] + 1))
+        region = slice(top, top + pixels.shape[0]), slice(left, left + pixels.shape[1])
+        if is_free[region].all():
+            break
+    else:
+        return None
+    is_free[region] = False
+    np.copyto(canvas[region], pixels, where=pixels > 0)
+    mask = np.zeros(canvas.shape, bool)
+    mask[region] = pixels > 0
+    if not crowd:
+        rng.integers(3)  # once chose how the mask was written; without it, all later images would be others
+    rle = encode_rle(mask)
+    box, area = box_and_area(rle, *canvas.shape)
+    return Object(0, digit, box, area, crowd, rle)

@@ -48,14 +48,10 @@ def to_rle(segmentation: Any, height: int, width: int) -> str:
         raise AnnotationError(NO_MASK)
     if isinstance(segmentation, dict):
         return _check_rle(segmentation, height, width)
-    longer_side = max(height, width)
     polygons = [each for each in segmentation if len(each) >= 6] if isinstance(segmentation, tuple) else []
-    for polygon in polygons:
-        coordinates = np.frombuffer(polygon)
-        in_range = -longer_side <= coordinates.min() <= coordinates.max() <= 2 * longer_side  # false for NaN
-        if not in_range or len(coordinates) % 2:
-            raise AnnotationError(_DAMAGED_POLYGON)
-    if not polygons:
+    sides = np.concatenate([*polygons, []]) / max(height, width)
+    # the comparison is false for NaN
+    if not polygons or not -1 <= sides.min() <= sides.max() <= 2 or any(len(each) % 2 for each in polygons):
         raise AnnotationError(_DAMAGED_POLYGON)
     masks = masks_api()
     return masks.merge(masks.frPyObjects([polygon.tolist() for polygon in polygons], height, width))["counts"].decode()
