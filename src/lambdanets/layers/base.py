@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from lambdanets.layers.embeddings import EmbeddingTable, RelativeEmbedding
 from lambdanets.layers.initialization import set_initialization
@@ -300,7 +299,7 @@ class LambdaBase(Layer, ABC):
     def tables(self) -> tuple[Tensor, ...]:
         """The tables of the relative embeddings; calls respect hooks, pruning and subclasses, but take longer."""
         embedding: Any = self._modules.get("embedding")
-        if is_plain(embedding, (RelativeEmbedding,)) and not _has_any_global_hook():
+        if is_plain(embedding, (RelativeEmbedding,)):
             return (embedding.table,)
         return tuple([relative() for relative in self.relative_embeddings])
 
