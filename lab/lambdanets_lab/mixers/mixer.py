@@ -1,9 +1,10 @@
 """The base class of the baselines, and functions for their 1x1 projections and heads."""
 
+import torch
 from torch import Tensor, fx, nn
 
 from lambdanets.layers.module import Layer
-from lambdanets.layers.pooling import average_pool, memory_format
+from lambdanets.layers.pooling import average_pool
 from lambdanets.ops.checks import check_sizes, check_tensors
 
 
@@ -40,7 +41,8 @@ class Mixer(Layer):
         output = self.mix(x)
         if self.stride > 1:
             output = average_pool(output, self.stride)
-        return output.contiguous(memory_format=memory_format(x))
+        channels_last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        return output.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
     def extra_repr(self) -> str:
         sizes = [f"{name}={getattr(self, name)}" for name in ("stride", "heads", "scope") if hasattr(self, name)]

@@ -1,12 +1,13 @@
 """The lambda layer on tokens, with any context, mask and position embeddings."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from lambdanets.layers.base import LambdaBase, LambdaInputs
-from lambdanets.ops.checks import check_tensors
+from lambdanets.ops.checks import check_sizes, check_tensors
 from lambdanets.ops.pairs import expand_mask
 from lambdanets.ops.tracing import fix_sides, static_shape
 
@@ -23,12 +24,9 @@ class LambdaLayer(LambdaBase):
         dim_out: number of output channels, divisible by heads; default dim.
         dim_context: number of channels of the context; default dim.
         scope: number of embeddings of the layer's own table of relative embeddings, odd; default None for none.
-        embedding: position embeddings; default None. Either a 1-D RelativeEmbedding, or several, or
-            any module that returns E (n, m, k[, u]) when called with n and m, such as a
-            DenseEmbedding. Pass embeddings that differ between calls, such as those of graphs, to
-            `forward` instead.
+        options: the other arguments of LambdaLayer2d, except stride and pool. Pass embeddings that differ between
+            calls, such as those of graphs, to `forward`.
 
-    The other arguments are those of LambdaLayer2d.
     Supported dtypes, autocast and initialization are those of LambdaLayer2d.
     Cost per example, if all examples have the same embeddings: projections plus (m + n m) k v u + 2 h n k v
     multiply-adds; `lambdanets.lambda_interaction` documents other cases.
@@ -36,6 +34,25 @@ class LambdaLayer(LambdaBase):
     """
 
     is_token_layer, dimensions = True, 1
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        dim_context: int | None = None,
+        scope: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dim, dim_out, scope=scope, **options)
+        if dim_context is not None:
+            check_sizes(dim_context=dim_context)
+            self.dim_context = dim_context
+            for name in ("key_projection", "value_projection"):
+                if (old := getattr(self, name)) is not None:
+                    factory_kwargs = {"device": old.weight.device, "dtype": old.weight.dtype}
+                    setattr(self, name, self._projection(dim_context, old.out_features, **factory_kwargs))
+            self.reset_parameters()
 
     def forward(
         self,
@@ -103,7 +120,7 @@ class LambdaLayer(LambdaBase):
             elif context is None and (mask is None or valid is not None):
                 tables = self.tables()
             else:
-                pairs = [embedding.of_pairs((n,), (m,)) for embedding in relative]
+                pairs = [embedding.of_pairs((n,), (m,), dilation=self.dilation) for embedding in relative]
                 embeddings = functools.reduce(torch.add, pairs)
         return LambdaInputs(queries, keys, values, (n,), embeddings, tables, mask)
 
