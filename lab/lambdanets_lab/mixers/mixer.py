@@ -27,6 +27,7 @@ class Mixer(Layer):
         dim_out = dim if dim_out is None else dim_out
         check_sizes(dim=dim, dim_out=dim_out, stride=stride)
         self.dim, self.dim_out, self.stride = dim, dim_out, stride
+        self.pool = average_pool(stride, 2) if stride > 1 else nn.Identity()
 
     def mix(self, x: Tensor) -> Tensor:
         """Return (b, dim_out, H, W) for x (b, dim, H, W)."""
@@ -38,9 +39,7 @@ class Mixer(Layer):
         check_tensors(x=x)
         if x.ndim != 4 or x.shape[1] != self.dim:
             raise ValueError(f"x must be (b, dim = {self.dim}, height, width), got shape {tuple(x.shape)}")
-        output = self.mix(x)
-        if self.stride > 1:
-            output = average_pool(output, self.stride)
+        output = self.pool(self.mix(x))
         channels_last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         return output.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.initialization import set_initialization
 from lambdanets.layers.module import Layer
-from lambdanets.layers.pooling import check_pool
+from lambdanets.layers.pooling import average_pool, check_pool
 from lambdanets.layers.projection import is_plain, project
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
@@ -124,7 +124,7 @@ class LambdaBase(Layer, ABC):
         self.multi_head, self.causal, self.position = multi_head, causal, position
         self.content_by_slice = content == "slices"
         self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
-        self.pool, self.pools = pool, stride > 1 or pool is not None
+        self.pool = average_pool(stride, self.dimensions) if pool is None and stride > 1 else pool
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         num_lambdas = heads if multi_head else 1
         query_channels, value_channels = heads * query_depth, num_lambdas * self.value_depth * intra_depth
@@ -146,7 +146,7 @@ class LambdaBase(Layer, ABC):
             if (scope is None) == (grid is None):
                 expected = "a tuple of sides if scope is None, else None"
                 raise ValueError(f"grid must be {expected}, got {grid} and scope={scope}")
-            sides = tuple(2 * side - 1 for side in grid) if grid else scope
+            sides: Any = tuple(2 * side - 1 for side in grid) if grid else scope
             sides = (sides,) * self.dimensions if isinstance(sides, int) else tuple(sides)
             table_heads = heads if multi_head else None
             embedding = RelativeEmbedding(sides, query_depth, intra_depth, heads=table_heads, **factory_kwargs)
@@ -172,12 +172,10 @@ class LambdaBase(Layer, ABC):
         """
         if self.position_bias is not None:
             nn.init.zeros_(self.position_bias)
-        own_embedding = self.embedding if self._owns_embedding else None
-        projections = (self.query_projection, self.key_projection, self.value_projection)
-        for module in (*projections, self.query_norm, self.value_norm, own_embedding):
-            reset: Any = getattr(module, "reset_parameters", None)
-            if reset is not None:
-                reset()
+        children: Any = self.children()
+        for module in children:
+            if hasattr(module, "reset_parameters") and (self._owns_embedding or module is not self.embedding):
+                module.reset_parameters()
 
     def _project(self, x: Tensor, context: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return queries (b, h, n, k), keys (b, [h,] m, k[, u]) or None, and values (b, [h,] m, v[, u]).
@@ -229,7 +227,7 @@ class LambdaBase(Layer, ABC):
 
         channels_first: whether it should be in memory as (b, h, v, n).
         """
-        queries, keys, values, *_, tables, mask = inputs
+        queries, keys, values, grid, _, tables, mask = inputs
         device = queries.device
         if queries.dtype == torch.float16 or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
             autocast = autocast_dtype(device)
@@ -248,30 +246,16 @@ class LambdaBase(Layer, ABC):
                 content = content + bias.to(content.dtype).unsqueeze(-1)
         elif keys is not None or not tables:
             terms.append(self.pair_terms(inputs))
+        options = (grid, self.dilation, self.causal, self.algorithm, channels_first)
         for i, table in enumerate(tables):
-            terms.append(self._position_term(table, None if i else content, values, inputs, channels_first))
+            if self.multi_head:
+                heads = zip(queries.split(1, 1), table.unbind(), values.unbind(1), strict=True)
+                terms.append(torch.cat([compute_position_term(q, r, v, None, *options) for q, r, v in heads], dim=1))
+            else:
+                terms.append(compute_position_term(queries, table, values, None if i else content, *options))
         if bias is not None and content is None:
             terms.append(self._bias_term(queries))
         return functools.reduce(torch.add, terms)
-
-    def _position_term(
-        self,
-        table: Tensor,
-        content: Tensor | None,
-        values: Tensor,
-        inputs: LambdaInputs,
-        channels_first: bool,
-    ) -> Tensor:
-        """Return the position term of a table plus that of a content lambda (b, k, v)."""
-        options = (inputs.grid, self.dilation, self.causal, self.algorithm, channels_first)
-        queries = inputs.queries
-        if not self.multi_head:
-            return compute_position_term(queries, table, values, content, *options)
-        terms = [
-            compute_position_term(queries[:, i : i + 1], table[i], values[:, i], None, *options)
-            for i in range(self.heads)
-        ]
-        return torch.cat(terms, dim=1)
 
     def pair_terms(self, inputs: LambdaInputs) -> Tensor:
         """The content term plus the position term from `embeddings`, (b, h, n, v), without tables."""

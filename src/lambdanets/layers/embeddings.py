@@ -16,13 +16,20 @@ class EmbeddingTable(Layer):
     """Base class of the embedding modules, with a parameter `table` ([h,] *sides, k[, u]) initialized from N(0, 1)."""
 
     def __init__(
-        self, sides: tuple[int, ...], query_depth: int, intra_depth: int, heads: int | None, **factory_kwargs: Any
+        self,
+        sides: tuple[int, ...],
+        query_depth: int,
+        intra_depth: int,
+        *,
+        heads: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_sizes(query_depth=query_depth, intra_depth=intra_depth, **({} if heads is None else {"heads": heads}))
         self.query_depth, self.intra_depth, self.heads = query_depth, intra_depth, heads
         head_axes, intra_axes = () if heads is None else (heads,), () if intra_depth == 1 else (intra_depth,)
-        self.table = nn.Parameter(torch.empty(*head_axes, *sides, query_depth, *intra_axes, **factory_kwargs))
+        self.table = nn.Parameter(torch.empty(*head_axes, *sides, query_depth, *intra_axes, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -70,7 +77,7 @@ class RelativeEmbedding(EmbeddingTable):
         is_odd = isinstance(scope, tuple) and all(isinstance(r, int) and r > 0 and r % 2 == 1 for r in scope)
         if not is_odd or not 1 <= len(scope) <= 3:
             raise ValueError(f"scope must be a tuple of 1, 2 or 3 odd and positive sides, got {scope!r}")
-        super().__init__(scope, query_depth, intra_depth, heads, device=device, dtype=dtype)
+        super().__init__(scope, query_depth, intra_depth, heads=heads, device=device, dtype=dtype)
         self.dimensions = len(scope)
 
     @property
@@ -154,15 +161,11 @@ class DenseEmbedding(EmbeddingTable):
         context_positions: int,
         query_depth: int,
         intra_depth: int = 1,
-        *,
-        heads: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         check_sizes(positions=positions, context_positions=context_positions)
-        sides = (positions, context_positions)
-        super().__init__(sides, query_depth, intra_depth, heads, device=device, dtype=dtype)
-        self.positions, self.context_positions = sides
+        super().__init__((positions, context_positions), query_depth, intra_depth, **options)
+        self.positions, self.context_positions = positions, context_positions
 
     def forward(self, positions: int, context_positions: int) -> Tensor:
         """Return a view E ([h,] n, m, k[, u]) of the table for the first n query and m context positions.
@@ -190,18 +193,9 @@ class EdgeEmbedding(EmbeddingTable):
     The other arguments are those of RelativeEmbedding.
     """
 
-    def __init__(
-        self,
-        edge_types: int,
-        query_depth: int,
-        intra_depth: int = 1,
-        *,
-        heads: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, edge_types: int, query_depth: int, intra_depth: int = 1, **options: Any) -> None:
         check_sizes(edge_types=edge_types)
-        super().__init__((edge_types,), query_depth, intra_depth, heads, device=device, dtype=dtype)
+        super().__init__((edge_types,), query_depth, intra_depth, **options)
 
     def forward(self, edges: Tensor, types: Tensor, size: tuple[int, int, int]) -> Tensor:
         """Return the embeddings E (b, [h,] n, m, k[, u]) of a batch of graphs.

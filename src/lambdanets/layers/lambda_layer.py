@@ -1,14 +1,12 @@
 """Lambda layers on sequences, images and volumes, channels first like torch.nn.Conv1d, Conv2d and Conv3d."""
 
-import functools
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from lambdanets.layers.base import LambdaBase, LambdaInputs
-from lambdanets.layers.pooling import average_pool, counts_padding
+from lambdanets.layers.pooling import counts_padding
 from lambdanets.layers.projection import contiguous_gradient
 from lambdanets.ops.checks import check_tensors
 from lambdanets.ops.tracing import fix_sides, static_shape
@@ -37,7 +35,7 @@ class GridLambdaLayer(LambdaBase):
         inputs = self.prepare(x, mask)
         is_contiguous = x.is_contiguous()
         # pooling contiguous maps costs more than their copy
-        output = self.finish(self.sum_terms(inputs, channels_first=is_contiguous and not self.pools), inputs)
+        output = self.finish(self.sum_terms(inputs, channels_first=is_contiguous and self.pool is None), inputs)
         return output.contiguous() if is_contiguous else output  # which is in channels_last
 
     def prepare(self, x: Tensor, mask: Tensor | None = None) -> LambdaInputs:
@@ -74,22 +72,17 @@ class GridLambdaLayer(LambdaBase):
         else:  # maps in channels_last, (b, n, h v); the gradient is converted to it once
             rows = output.transpose(1, 2).flatten(2)
             output = contiguous_gradient(rows, rows.shape).transpose(1, 2).unflatten(2, inputs.grid)
-        if self.pools:
-            mask = inputs.mask
-            output = self._pool(output, None if mask is None else mask[:, 0].unflatten(1, inputs.grid))
-        return output
-
-    def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
-        """Average the valid positions in the windows of `pool`, or of side 2 s - 1 with stride s."""
-        pool = functools.partial(average_pool, stride=self.stride) if self.pool is None else self.pool
-        pooled = pool(output)
-        if mask is None:
+        if self.pool is None:
+            return output
+        pooled = self.pool(output)
+        if inputs.mask is None:
             return pooled
+        mask = inputs.mask[:, 0].unflatten(1, inputs.grid)
         strides = (slice(None, None, self.stride),) * self.dimensions
         # contiguous, so that torch.compile does not specialize on even and odd sizes
         strided_mask = mask[(slice(None), *strides)].contiguous().unsqueeze(1)
-        if self.pool is None or not counts_padding(self.pool):
-            valid_fraction = pool(mask.unsqueeze(1).to(output.dtype))
+        if not counts_padding(self.pool):  # the average of the valid positions
+            valid_fraction = self.pool(mask.unsqueeze(1).to(output.dtype))
             pooled = pooled / valid_fraction.clamp(min=torch.finfo(output.dtype).tiny)
         return pooled.masked_fill(~strided_mask, 0)
 
@@ -177,22 +170,21 @@ class LambdaLayer3d(GridLambdaLayer):
     dimensions = 3
 
     def pair_terms(self, inputs: LambdaInputs) -> Tensor:
-        if not self.content_by_slice or inputs.keys is None:
-            return super().pair_terms(inputs)
         queries, keys, values, (slices, *_), embeddings, _, mask = inputs
+        if not self.content_by_slice or keys is None:
+            return super().pair_terms(inputs)
         axis = 2 if self.multi_head else 1
+
+        def split(x: Tensor, axis: int) -> Tensor:
+            """Move the slices of the positions along an axis into the batch, (b slices, .., positions, ..)."""
+            return x.unflatten(axis, (slices, -1)).movedim(axis, 1).flatten(0, 1)
+
         by_slice = inputs._replace(
-            queries=_split_slices(queries, 2, slices),
-            keys=_split_slices(keys, axis, slices),
-            values=_split_slices(values, axis, slices),
+            queries=split(queries, 2),
+            keys=split(keys, axis),
+            values=split(values, axis),
             embeddings=None,
-            mask=None if mask is None else _split_slices(mask, 2, slices),
+            mask=None if mask is None else split(mask, 2),
         )
         content = super().pair_terms(by_slice).unflatten(0, (-1, slices)).movedim(1, 2).flatten(2, 3)
         return content if embeddings is None else content + super().pair_terms(inputs._replace(keys=None))
-
-
-def _split_slices(x: Any, axis: int, slices: int) -> Tensor:
-    """Move the slices of the positions along an axis into the batch, (b slices, .., positions, ..)."""
-    result: Tensor = x.unflatten(axis, (slices, -1)).movedim(axis, 1).flatten(0, 1)
-    return result

@@ -7,17 +7,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def average_pool(maps: Tensor, stride: int) -> Tensor:
-    """Average-pool with kernel size 2 stride - 1 and count_include_pad=False; sides S become ceil(S / stride).
+class AveragePool3d(nn.AvgPool3d):
+    """nn.AvgPool3d with count_include_pad=False, also for sides smaller than the window, which PyTorch refuses."""
 
-    Strided lambda layers use it (Sec. F.2 of the paper).
-    """
-    sizes, border = (2 * stride - 1, stride), stride - 1
-    if maps.ndim < 5:
-        return (F.avg_pool1d if maps.ndim == 3 else F.avg_pool2d)(maps, *sizes, border, count_include_pad=False)
-    # avg_pool3d raises for sides smaller than its window
-    padded, ones = (F.pad(x, (border,) * 6) for x in (maps, torch.ones_like(maps[:1, :1])))
-    return F.avg_pool3d(padded, *sizes) / F.avg_pool3d(ones, *sizes)
+    def forward(self, input: Tensor) -> Tensor:
+        border: Any = self.padding
+        padded, ones = (F.pad(x, (border,) * 6) for x in (input, torch.ones_like(input[:1, :1])))
+        return F.avg_pool3d(padded, self.kernel_size, self.stride) / F.avg_pool3d(ones, self.kernel_size, self.stride)
+
+
+def average_pool(stride: int, dimensions: int) -> nn.Module:
+    """Return the pooling of strided lambda layers (Sec. F.2 of the paper), with sides S to ceil(S / stride)."""
+    pool: Any = (nn.AvgPool1d, nn.AvgPool2d, AveragePool3d)[dimensions - 1]
+    return pool(2 * stride - 1, stride, stride - 1, count_include_pad=False)
 
 
 def check_pool(pool: Any, stride: int, dimensions: int) -> None:

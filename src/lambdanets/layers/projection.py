@@ -12,6 +12,7 @@ from lambdanets.ops.tracing import is_exporting
 
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_MIXING_NORMS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 # Elements of the input from which folding takes less time than batch norms. Graphs fold constants once, and autocast
 # would cast each output of a batch norm.
 _MIN_FOLDED = 1 << 16
@@ -76,7 +77,8 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     """
     if isinstance(norm, nn.Identity):
         return maps
-    if valid is not None and grid and _mixes_positions(norm):
+    mixes = isinstance(norm, _MIXING_NORMS) and (norm.training or not getattr(norm, "track_running_stats", False))
+    if mixes and grid and valid is not None:
         raise ValueError(
             f"mask must be None for a layer with a {type(norm).__name__}, which mixes positions, got a mask"
         )
@@ -98,13 +100,6 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     flat = contiguous_gradient(norm(flat[(..., *(None,) * len(grid))]), flat.shape)
     rows = flat.new_zeros(rows.shape).index_put((valid,), flat) if masked else flat.view_as(rows)
     return rows.transpose(1, 2)
-
-
-def _mixes_positions(norm: nn.Module) -> bool:
-    """Return whether a norm of maps uses statistics over the positions of each map."""
-    if isinstance(norm, (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)):
-        return norm.training or not norm.track_running_stats
-    return isinstance(norm, nn.GroupNorm)
 
 
 def _product_weights(projections: Sequence[Any]) -> list[Tensor]:
