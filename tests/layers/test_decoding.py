@@ -113,8 +113,8 @@ def test_decoding_under_autocast_equals_a_full_forward_pass(dtype):
 INVALID_ARGUMENTS = [
     (LambdaLayer1d, {"causal": False}, None, "layer must be causal for step-by-step decoding"),
     (LambdaLayer, {}, None, "layer must have an embedding module for decoding, got embedding=None"),
-    (LambdaLayer1d, {}, (5,), "grid must be None for a layer on sequences"),
-    (LambdaLayer2d, {}, None, "grid must be a tuple of 2 sides for this layer, got None"),
+    (LambdaLayer1d, {}, (5,), "grid must be None for a sequence"),
+    (LambdaLayer2d, {}, None, "grid must be None for a sequence, else a tuple of 2 sides, got None"),
 ]
 
 

@@ -164,7 +164,7 @@ def test_multi_head_edge_embeddings_equal_the_definition():
 
 CROSS, FEW = {"dim_context": CONTEXT}, DenseEmbedding(4, 4, 4, dtype=torch.float64)
 INVALID_ARGUMENTS = [
-    ({"position": True}, {}, "embeddings must be a tensor, or the layer must have a scope or an embedding"),
+    ({"position": True}, {}, "embeddings must be a tensor unless the layer has a scope or an embedding"),
     ({"position": True, "embedding": FEW}, {}, "positions must be at most 4 x 4 .*, got 6 x 6"),
     ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
     ({}, {"mask": torch.ones(N, M).bool()}, r"mask must be bool, \(n, m\) = \(6, 6\)"),

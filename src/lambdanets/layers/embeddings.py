@@ -90,8 +90,7 @@ class RelativeEmbedding(EmbeddingTable):
     def tables(self) -> Tensor:
         """The table of each head, or of all heads, with the axis u: (h or 1, r_1..r_D, k, u)."""
         table = self()  # a call, which hooks and subclasses may change
-        tables = table if self.heads is not None else table.unsqueeze(0)
-        return tables if self.intra_depth > 1 else tables.unsqueeze(-1)
+        return table.reshape(self.heads or 1, *self.scope, self.query_depth, self.intra_depth)
 
     def forward(self) -> Tensor:
         return self.table
@@ -130,7 +129,6 @@ class RelativeEmbedding(EmbeddingTable):
 
         Raises ValueError unless the grids have D sides.
         """
-        check_sizes(dilation=dilation)
         context_grid = grid if context_grid is None else context_grid
         for name, sides in {"grid": grid, "context_grid": context_grid}.items():
             if not isinstance(sides, tuple) or len(sides) != self.dimensions:
@@ -221,15 +219,14 @@ class EdgeEmbedding(EmbeddingTable):
             )
         if not isinstance(size, tuple) or len(size) != 3:
             raise ValueError(f"size must be (b, n, m), got {size!r}")
-        check_sizes(**{f"size[{axis}]": side for axis, side in enumerate(size)})
         table = self.table.unsqueeze(0) if self.heads is None else self.table  # (h or 1, types, k[, u])
         # the values of tensors are unknown in torch.compile and on the meta device
         if not torch.compiler.is_compiling() and edges.device.type != "meta":
-            sizes = torch.tensor(size, device=edges.device)[:, None]
-            if ((edges < 0) | (edges >= sizes)).any():
-                raise ValueError(f"edges must be indices within size = {tuple(size)}, got an index out of range")
-            if ((types < 0) | (types >= table.shape[1])).any():
-                raise ValueError(f"types must be from 0 to {table.shape[1] - 1}, got a value out of range")
+            sizes = torch.tensor([*size, table.shape[1]], device=edges.device)[:, None]
+            indices = torch.cat([edges, types[None]])
+            if ((indices < 0) | (indices >= sizes)).any():
+                expected = f"indices within size = {size} and types from 0 to {table.shape[1] - 1}"
+                raise ValueError(f"edges and types must be {expected}, got an index out of range")
         edge_embeddings = F.embedding(types, table.movedim(1, 0).flatten(1))  # (edges, h k u)
         embeddings = edge_embeddings.new_zeros(*size, edge_embeddings.shape[1])
         embeddings = embeddings.index_put((edges[0], edges[1], edges[2]), edge_embeddings, accumulate=True)

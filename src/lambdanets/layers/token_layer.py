@@ -71,7 +71,7 @@ class LambdaLayer(LambdaBase):
                 Outputs do not depend on excluded padding, and are 0 there if x is its own context. Batch norm in
                 training excludes padding given by one row, but counts positions excluded by masks of several rows.
             embeddings: E (n, m, k[, u]) or (b, n, m, k[, u]), or with multi_head=True (h, n, m, k[, u]) or
-                (b, h, n, m, k[, u]). Replaces the embedding module of the layer; default None.
+                (b, h, n, m, k[, u]). Replaces the embedding module of the layer, also without position; default None.
         """
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, context, mask=mask, embeddings=embeddings)
@@ -93,8 +93,6 @@ class LambdaLayer(LambdaBase):
             if sequence.ndim != 3 or sequence.shape[0] != x.shape[0] or sequence.shape[2] != dim:
                 expected = f"(b = {x.shape[0]}, positions, channels = {dim})"
                 raise ValueError(f"{name} must be {expected}, got shape {tuple(sequence.shape)}")
-        if embeddings is not None and not self.position:
-            raise ValueError("embeddings must be None for a layer with position=False, got a tensor")
         if self.position and embeddings is None:  # the embeddings are for these lengths
             x, context = fix_sides(x, 1), None if context is None else fix_sides(context, 1)
         source = x if context is None else context
@@ -111,10 +109,7 @@ class LambdaLayer(LambdaBase):
         if self.position and embeddings is None:
             relative = self.relative_embeddings
             if self.embedding is None:
-                raise ValueError(
-                    "embeddings must be a tensor, or the layer must have a scope or an embedding, "
-                    "if position is True; got None"
-                )
+                raise ValueError("embeddings must be a tensor unless the layer has a scope or an embedding, got None")
             if not relative:
                 embeddings = self.embedding(n, m)
             elif context is None and (mask is None or valid is not None):
