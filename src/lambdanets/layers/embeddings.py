@@ -60,24 +60,15 @@ class RelativeEmbedding(EmbeddingTable):
         scope: tuple of 1, 2 or 3 odd sides r_1..r_D, in positions.
         query_depth: k, the query depth of the layer.
         intra_depth: u, the intra-depth of the layer; default 1.
-        heads: number of heads of a layer with multi_head=True, for one table per head, (h, r_1..r_D, k[, u]); default
-            None for one table.
+        options: heads, the number of heads of a layer with multi_head=True, for one table per head,
+            (h, r_1..r_D, k[, u]); default None for one table. device and dtype.
     """
 
-    def __init__(
-        self,
-        scope: tuple[int, ...],
-        query_depth: int,
-        intra_depth: int = 1,
-        *,
-        heads: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, scope: tuple[int, ...], query_depth: int, intra_depth: int = 1, **options: Any) -> None:
         is_odd = isinstance(scope, tuple) and all(isinstance(r, int) and r > 0 and r % 2 == 1 for r in scope)
         if not is_odd or not 1 <= len(scope) <= 3:
             raise ValueError(f"scope must be a tuple of 1, 2 or 3 odd and positive sides, got {scope!r}")
-        super().__init__(scope, query_depth, intra_depth, heads=heads, device=device, dtype=dtype)
+        super().__init__(scope, query_depth, intra_depth, **options)
         self.dimensions = len(scope)
 
     @property

@@ -8,15 +8,11 @@ from torch import Tensor, fx
 from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets.layers.pooling import counts_padding
 from lambdanets.layers.projection import contiguous_gradient
-from lambdanets.ops.checks import check_tensors
 from lambdanets.ops.tracing import fix_sides, static_shape
 
 
 class GridLambdaLayer(LambdaBase):
-    """Base class of LambdaLayer1d, LambdaLayer2d and LambdaLayer3d, which differ only in `dimensions`.
-
-    LambdaLayer2d documents the arguments.
-    """
+    """Base class of LambdaLayer1d, LambdaLayer2d and LambdaLayer3d, which differ only in `dimensions`."""
 
     origin: object = None  # the `Origin` of adopted weights, set by `lambdanets.adoption`
 
@@ -48,7 +44,6 @@ class GridLambdaLayer(LambdaBase):
             grid, x = static_shape(x)[2:], fix_sides(x, 2)
         valid = None
         if mask is not None:
-            check_tensors(x=x, mask=mask)
             if mask.dtype != torch.bool or tuple(mask.shape) not in ((1, *grid), (x.shape[0], *grid)):
                 raise ValueError(
                     f"mask must have shape {(x.shape[0], *grid)} and dtype bool, True at valid positions, got "

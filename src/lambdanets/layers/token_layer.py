@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from lambdanets.layers.base import LambdaBase, LambdaInputs
-from lambdanets.ops.checks import check_sizes, check_tensors
+from lambdanets.ops.checks import check_sizes
 from lambdanets.ops.pairs import expand_mask
 from lambdanets.ops.tracing import fix_sides, static_shape
 
@@ -50,8 +50,7 @@ class LambdaLayer(LambdaBase):
             self.dim_context = dim_context
             for name in ("key_projection", "value_projection"):
                 if (old := getattr(self, name)) is not None:
-                    factory_kwargs = {"device": old.weight.device, "dtype": old.weight.dtype}
-                    setattr(self, name, self._projection(dim_context, old.out_features, **factory_kwargs))
+                    setattr(self, name, self._projection(dim_context, old.out_features).to(old.weight))
             self.reset_parameters()
 
     def forward(
@@ -87,7 +86,6 @@ class LambdaLayer(LambdaBase):
         embeddings: Tensor | None = None,
     ) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
-        check_tensors({"context": context, "mask": mask, "embeddings": embeddings}, x=x)
         tokens = {"x": (x, self.dim), "context": (x if context is None else context, self.dim_context)}
         for name, (sequence, dim) in tokens.items():
             if sequence.ndim != 3 or sequence.shape[0] != x.shape[0] or sequence.shape[2] != dim:
