@@ -88,8 +88,6 @@ class ResNetBase(ResNet):
 class LambdaResNet(ResNetBase):
     """timm's ResNet with lambda layers in some blocks.
 
-    It supports features_only, reset_classifier and gradient checkpointing.
-
     Args:
         lambda_blocks: for each of c2 to c5, the blocks whose 3x3 convolution becomes a lambda layer, counted from 1. In
             a block with a stride, the layer runs at the input resolution and is followed by average pooling.
