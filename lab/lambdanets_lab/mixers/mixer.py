@@ -5,7 +5,7 @@ from torch import Tensor, fx, nn
 
 from lambdanets.layers.module import Layer
 from lambdanets.layers.pooling import average_pool
-from lambdanets.ops.checks import check_sizes, check_tensors
+from lambdanets.ops.checks import check_sizes
 
 
 class Mixer(Layer):
@@ -36,7 +36,6 @@ class Mixer(Layer):
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, fx.Proxy):
             return self.fx_call(x)
-        check_tensors(x=x)
         if x.ndim != 4 or x.shape[1] != self.dim:
             raise ValueError(f"x must be (b, dim = {self.dim}, height, width), got shape {tuple(x.shape)}")
         output = self.pool(self.mix(x))
