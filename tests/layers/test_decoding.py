@@ -35,7 +35,7 @@ CASES = {
         {"embedding": [RelativeEmbedding(scope, 4, dtype=torch.float64) for scope in ((1, 5), (5, 1))]},
         (5, 7),
     ),
-    "tokens": (LambdaLayer, {"scope": None, "embedding": RelativeEmbedding((9,), 4, dtype=torch.float64)}, (20,)),
+    "tokens": (LambdaLayer, {"scope": 9, "dilation": 2, "position_bias": True}, (20,)),
     "tokens, dense, multi-head": (
         LambdaLayer,
         {"embedding": DenseEmbedding(20, 20, 4, heads=2, dtype=torch.float64), "multi_head": True},
@@ -47,8 +47,6 @@ CASES = {
 def make_layer(layer_class, options, dtype=torch.float64):
     torch.manual_seed(0)
     options = {"query_depth": 4, "heads": 2, "scope": 5, "causal": True, "dtype": dtype} | options
-    if layer_class is LambdaLayer:
-        del options["scope"]
     layer = layer_class(8, **options)
     torch.nn.init.normal_(layer.value_projection.weight)
     if layer.position_bias is not None:
@@ -112,9 +110,9 @@ def test_decoding_under_autocast_equals_a_full_forward_pass(dtype):
 
 INVALID_ARGUMENTS = [
     (LambdaLayer1d, {"causal": False}, None, "layer must be causal for step-by-step decoding"),
-    (LambdaLayer, {}, None, "layer must have an embedding module for decoding, got embedding=None"),
-    (LambdaLayer1d, {}, (5,), "grid must be None for a layer on sequences"),
-    (LambdaLayer2d, {}, None, "grid must be a tuple of 2 sides for this layer, got None"),
+    (LambdaLayer, {"scope": None}, None, "layer must have an embedding module for decoding, got embedding=None"),
+    (LambdaLayer1d, {}, (5,), "grid must be None for a sequence"),
+    (LambdaLayer2d, {}, None, "grid must be None for a sequence, else a tuple of 2 sides, got None"),
 ]
 
 

@@ -81,8 +81,8 @@ INVALID_EDGES = {
     "edges with two rows": ((EDGES[:2], TYPES, (1, 2, 2)), r"edges must have shape \(3, edges\).*, got \(2, 2\)"),
     "types of another length": ((EDGES, TYPES[:1], (1, 2, 2)), r"and types \(edges,\).*, got \(3, 2\) and \(1,\)"),
     "size with two sides": ((EDGES, TYPES, (2, 2)), r"size must be \(b, n, m\), got \(2, 2\)"),
-    "index beyond size": ((EDGES + 2, TYPES, (3, 2, 2)), r"edges must be indices within size = \(3, 2, 2\)"),
-    "unknown edge type": ((EDGES, TYPES + 3, (1, 2, 2)), "types must be from 0 to 2, got a value out of range"),
+    "index beyond size": ((EDGES + 2, TYPES, (3, 2, 2)), r"must be indices within size = \(3, 2, 2\)"),
+    "unknown edge type": ((EDGES, TYPES + 3, (1, 2, 2)), "types from 0 to 2, got an index out of range"),
 }
 
 

@@ -300,7 +300,6 @@ INVALID_ARGUMENTS = [
     ({"stride": 2, "causal": True}, "stride must be 1 and pool None if causal is True.*got stride=2"),
     ({"normalize_keys": "l1"}, r"normalize_keys must be one of \('softmax', 'l2', None\), got 'l1'"),
     ({"embedding": OTHER, "position": False}, "embedding must be None when position is False"),
-    ({"embedding": DenseEmbedding(9, 9, 16, heads=4)}, "embedding must have the .query_depth"),
     ({"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"),
     ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
     ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),

@@ -153,7 +153,7 @@ def test_multi_head_edge_embeddings_equal_the_definition():
 
 CROSS, FEW = {"dim_context": CONTEXT}, DenseEmbedding(4, 4, 4, dtype=torch.float64)
 INVALID_ARGUMENTS = [
-    ({"position": True}, {}, "embeddings must be a tensor, or the layer must have a scope or an embedding"),
+    ({"position": True}, {}, "embeddings must be a tensor unless the layer has a scope or an embedding"),
     ({"position": True, "embedding": FEW}, {}, "positions must be at most 4 x 4 .*, got 6 x 6"),
     ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
     ({}, {"mask": torch.ones(N, M).bool()}, r"mask must be bool, \(n, m\) = \(6, 6\)"),
@@ -161,6 +161,7 @@ INVALID_ARGUMENTS = [
     (CROSS, {}, r"context must be \(b = 2, positions, channels = 5\), got shape \(2, 6, 8\)"),
     (CROSS | {"causal": True}, {"context": random_tokens(B, M, CONTEXT)}, "context must have 6 positions"),
     ({"embedding": relative(5)}, {}, "embedding must be None when position is False"),
+    ({"stride": 2}, {}, "stride must be 1 and pool None .* for tokens; got stride=2"),
 ]
 
 

@@ -1,10 +1,11 @@
 """The base class of the baselines, and functions for their 1x1 projections and heads."""
 
+import torch
 from torch import Tensor, fx, nn
 
 from lambdanets.layers.module import Layer
-from lambdanets.layers.pooling import average_pool, memory_format
-from lambdanets.ops.checks import check_sizes, check_tensors
+from lambdanets.layers.pooling import average_pool
+from lambdanets.ops.checks import check_sizes
 
 
 class Mixer(Layer):
@@ -26,6 +27,7 @@ class Mixer(Layer):
         dim_out = dim if dim_out is None else dim_out
         check_sizes(dim=dim, dim_out=dim_out, stride=stride)
         self.dim, self.dim_out, self.stride = dim, dim_out, stride
+        self.pool = average_pool(stride, 2) if stride > 1 else nn.Identity()
 
     def mix(self, x: Tensor) -> Tensor:
         """Return (b, dim_out, H, W) for x (b, dim, H, W)."""
@@ -34,13 +36,11 @@ class Mixer(Layer):
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, fx.Proxy):
             return self.fx_call(x)
-        check_tensors(x=x)
         if x.ndim != 4 or x.shape[1] != self.dim:
             raise ValueError(f"x must be (b, dim = {self.dim}, height, width), got shape {tuple(x.shape)}")
-        output = self.mix(x)
-        if self.stride > 1:
-            output = average_pool(output, self.stride)
-        return output.contiguous(memory_format=memory_format(x))
+        output = self.pool(self.mix(x))
+        channels_last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        return output.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
     def extra_repr(self) -> str:
         sizes = [f"{name}={getattr(self, name)}" for name in ("stride", "heads", "scope") if hasattr(self, name)]

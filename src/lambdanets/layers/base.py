@@ -1,20 +1,22 @@
 """The base class of lambda layers: projections, normalization, content and position terms."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
-from lambdanets.layers.embeddings import EmbeddingTable, RelativeEmbedding
+from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.initialization import set_initialization
 from lambdanets.layers.module import Layer
+from lambdanets.layers.pooling import average_pool, check_pool
 from lambdanets.layers.projection import is_plain, project
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_flags, check_sizes
 from lambdanets.ops.content import check_normalization, mask_context, shared_lambda
+from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.ops.position.position_term import compute_position_term
 from lambdanets.ops.precision import accumulation_dtype, autocast_dtype, widen_float16, without_autocast
 
@@ -49,7 +51,7 @@ class LambdaInputs(NamedTuple):
 
 
 class LambdaBase(Layer, ABC):
-    """Base class of the lambda layers: checks arguments, creates projections and norms, and calls the operations.
+    """Base class of the lambda layers: creates projections, norms and embeddings, and calls the operations.
 
     A forward pass is `prepare`, which returns LambdaInputs, `sum_terms`, and `finish`.
 
@@ -63,9 +65,6 @@ class LambdaBase(Layer, ABC):
     embedding: Any
     position_bias: nn.Parameter | None
     dimensions: int
-    dilation = 1
-    algorithm = "auto"
-    content_by_slice = False  # True for a LambdaLayer3d with one content lambda per slice
     is_token_layer = False  # True if inputs are tokens (b, n, d), False if they are maps (b, d, S_1..S_D)
 
     def __init__(
@@ -73,85 +72,98 @@ class LambdaBase(Layer, ABC):
         dim: int,
         dim_out: int | None = None,
         *,
-        dim_context: int | None = None,
         query_depth: int = 16,
         heads: int = 4,
         intra_depth: int = 1,
-        scope: int | tuple[int, ...] | None = None,
-        content: bool = True,
+        scope: int | tuple[int, ...] | None = 23,
+        stride: int = 1,
+        dilation: int = 1,
+        content: bool | str = True,
         position: bool = True,
-        embedding: nn.Module | Sequence[RelativeEmbedding] | None = None,
         normalize_keys: str | None = "softmax",
         normalize_queries: str | None = None,
         batch_norm: bool = True,
+        embedding: nn.Module | Sequence[RelativeEmbedding] | None = None,
+        grid: tuple[int, ...] | None = None,
         multi_head: bool = False,
         causal: bool = False,
+        position_bias: bool = False,
+        pool: nn.Module | None = None,
+        algorithm: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         dim_out = dim if dim_out is None else dim_out
-        dim_context = dim if dim_context is None else dim_context
-        check_sizes(
-            dim=dim,
-            dim_out=dim_out,
-            dim_context=dim_context,
-            query_depth=query_depth,
-            heads=heads,
-            intra_depth=intra_depth,
-        )
-        check_flags(content=content, position=position, batch_norm=batch_norm, multi_head=multi_head, causal=causal)
+        check_sizes(dim=dim, dim_out=dim_out, query_depth=query_depth, heads=heads, intra_depth=intra_depth)
+        check_sizes(stride=stride, dilation=dilation)
+        check_flags(position=position, batch_norm=batch_norm, multi_head=multi_head, causal=causal)
+        check_normalization(normalize_keys)
+        check_algorithm(algorithm)
         if dim_out % heads:
             raise ValueError(f"dim_out must be divisible by heads = {heads}, got {dim_out}")
+        if content not in (True, False) and not (content == "slices" and self.dimensions == 3):
+            raise ValueError(f"content must be True, False or, for LambdaLayer3d, 'slices', got {content!r}")
         if not (content or position):
             raise ValueError("content and position must not both be False")
-        check_normalization(normalize_keys)
         if normalize_queries not in ("softmax", None):
             raise ValueError(f"normalize_queries must be 'softmax' or None, got {normalize_queries!r}")
-        self.dim, self.dim_out, self.dim_context = dim, dim_out, dim_context
+        if embedding is not None and not position:
+            raise ValueError("embedding must be None when position is False")
+        if (causal or self.is_token_layer) and (stride != 1 or pool is not None):
+            raise ValueError(
+                "stride must be 1 and pool None if causal is True, because pooling includes later positions, and for "
+                f"tokens; got stride={stride}, pool={pool}"
+            )
+        if pool is not None:
+            check_pool(pool, stride, self.dimensions)
+        self.dim, self.dim_out, self.dim_context = dim, dim_out, dim
         self.query_depth, self.heads, self.intra_depth = query_depth, heads, intra_depth
         self.value_depth = dim_out // heads
         self.normalize_keys, self.normalize_queries = normalize_keys, normalize_queries
         self.multi_head, self.causal, self.position = multi_head, causal, position
+        self.content_by_slice = content == "slices"
+        self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
+        self.pool = average_pool(stride, self.dimensions) if pool is None and stride > 1 else pool
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
-
-        def projection(dim: int, channels: int) -> nn.Module:
-            if self.is_token_layer:
-                return nn.Linear(dim, channels, bias=False, **factory_kwargs)
-            convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.dimensions - 1]
-            return convolution(dim, channels, 1, bias=False, **factory_kwargs)
-
-        def norm(channels: int) -> nn.Module:
-            norm_type = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[self.dimensions - 1]
-            return norm_type(channels, **factory_kwargs) if batch_norm else nn.Identity()
-
         num_lambdas = heads if multi_head else 1
-        self.query_projection = projection(dim, heads * query_depth)
-        self.key_projection = projection(dim_context, num_lambdas * query_depth * intra_depth) if content else None
-        self.value_projection = projection(dim_context, num_lambdas * self.value_depth * intra_depth)
-        set_initialization(self.query_projection, (query_depth * dim) ** -0.5)
-        for projected in (self.key_projection, self.value_projection):
-            if projected is not None:
-                set_initialization(projected, dim_context**-0.5)
-        self.register_parameter("position_bias", None)
-        self.query_norm = norm(heads * query_depth)
-        self.value_norm = norm(num_lambdas * self.value_depth * intra_depth)
-        if embedding is not None and not position:
-            raise ValueError("embedding must be None when position is False")
+        query_channels, value_channels = heads * query_depth, num_lambdas * self.value_depth * intra_depth
+        self.query_projection = self._projection(dim, query_channels, query_depth, **factory_kwargs)
+        key_channels = num_lambdas * query_depth * intra_depth
+        self.key_projection = self._projection(dim, key_channels, **factory_kwargs) if content else None
+        self.value_projection = self._projection(dim, value_channels, **factory_kwargs)
+        norm_type = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[self.dimensions - 1] if batch_norm else nn.Identity
+        self.query_norm = norm_type(query_channels, **factory_kwargs)
+        self.value_norm = norm_type(value_channels, **factory_kwargs)
+        bias_shape = (heads, query_depth) if multi_head else (query_depth,)
+        self.position_bias = nn.Parameter(torch.zeros(bias_shape, **factory_kwargs)) if position_bias else None
+        self._owns_embedding = embedding is None
         if isinstance(embedding, Sequence | nn.ModuleList):
             if not embedding or not all(isinstance(e, RelativeEmbedding) for e in embedding):
                 raise ValueError(f"embedding must be a module or several RelativeEmbeddings, got {embedding!r}")
             embedding = nn.ModuleList(embedding)
-        table_heads = heads if multi_head else None
-        for each in embedding if isinstance(embedding, nn.ModuleList) else (embedding,):
-            if isinstance(each, EmbeddingTable):
-                self._check_table(each, (query_depth, intra_depth, table_heads))
-        self._owns_embedding = embedding is None
-        if embedding is None and scope is not None and position:
-            sides = (scope,) * self.dimensions if isinstance(scope, int) else scope
+        elif embedding is None and position and not (self.is_token_layer and scope is grid is None):
+            if (scope is None) == (grid is None):
+                expected = "a tuple of sides if scope is None, else None"
+                raise ValueError(f"grid must be {expected}, got {grid} and scope={scope}")
+            sides: Any = tuple(2 * side - 1 for side in grid) if grid else scope
+            sides = (sides,) * self.dimensions if isinstance(sides, int) else tuple(sides)
+            table_heads = heads if multi_head else None
             embedding = RelativeEmbedding(sides, query_depth, intra_depth, heads=table_heads, **factory_kwargs)
         self.embedding = embedding
+        if dilation != 1 and position and not self.relative_embeddings:
+            raise ValueError(f"dilation must be 1 unless embedding is a RelativeEmbedding, got {dilation}")
         self.reset_parameters()
+
+    def _projection(self, dim: int, channels: int, depth: int = 1, **factory_kwargs: Any) -> nn.Module:
+        """Return a projection without bias, initialized with std 1/sqrt(depth dim)."""
+        if self.is_token_layer:
+            projection: nn.Module = nn.Linear(dim, channels, bias=False, **factory_kwargs)
+        else:
+            convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[self.dimensions - 1]
+            projection = convolution(dim, channels, 1, bias=False, **factory_kwargs)
+        set_initialization(projection, (depth * dim) ** -0.5)
+        return projection
 
     def reset_parameters(self) -> None:
         """Re-initialize projections, norms, position bias and the layer's own embedding table (Sec. F.2 of the paper).
@@ -160,25 +172,10 @@ class LambdaBase(Layer, ABC):
         """
         if self.position_bias is not None:
             nn.init.zeros_(self.position_bias)
-        own_embedding = self.embedding if self._owns_embedding else None
-        projections = (self.query_projection, self.key_projection, self.value_projection)
-        for module in (*projections, self.query_norm, self.value_norm, own_embedding):
-            reset: Any = getattr(module, "reset_parameters", None)
-            if reset is not None:
-                reset()
-
-    def _check_table(self, embedding: EmbeddingTable, expected: tuple[int, int, int | None]) -> None:
-        actual = (embedding.query_depth, embedding.intra_depth, embedding.heads)
-        if actual != expected:
-            raise ValueError(
-                f"embedding must have the (query_depth, intra_depth, heads) of the layer, {expected}, got {actual}; "
-                "heads is None unless the layer has multi_head=True"
-            )
-        if isinstance(embedding, RelativeEmbedding) and embedding.dimensions != self.dimensions:
-            raise ValueError(
-                f"embedding must have {self.dimensions} dimension(s), got {embedding.dimensions}; use LambdaLayer1d, "
-                "2d or 3d, or pass embedding.of_pairs(grid) to LambdaLayer.forward"
-            )
+        children: Any = self.children()
+        for module in children:
+            if hasattr(module, "reset_parameters") and (self._owns_embedding or module is not self.embedding):
+                module.reset_parameters()
 
     def _project(self, x: Tensor, context: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return queries (b, h, n, k), keys (b, [h,] m, k[, u]) or None, and values (b, [h,] m, v[, u]).
@@ -230,7 +227,7 @@ class LambdaBase(Layer, ABC):
 
         channels_first: whether it should be in memory as (b, h, v, n).
         """
-        queries, keys, values, *_, tables, mask = inputs
+        queries, keys, values, grid, _, tables, mask = inputs
         device = queries.device
         if queries.dtype == torch.float16 or (not queries.is_meta and torch.is_autocast_enabled(device.type)):
             autocast = autocast_dtype(device)
@@ -238,44 +235,27 @@ class LambdaBase(Layer, ABC):
                 output = self.sum_terms(inputs.to(widen_float16(autocast or queries.dtype)), channels_first)
             return output if autocast else output.to(queries.dtype)
         content, bias = None, self.position_bias
-        if not tables:
-            output = self.pair_terms(inputs)
-        else:
-            if mask is not None:  # (b, 1, m); keys and values are (b, [h,] m, ..[, u])
-                valid = mask if self.multi_head else mask[:, 0]
-                keys, values = mask_context(keys, values, valid, self.normalize_keys)
-            shares_lambda = not (self.multi_head or self.causal or self.content_by_slice)
-            if keys is not None and shares_lambda:  # the position interaction adds its term
-                content = shared_lambda(keys, values, self.normalize_keys)
-                if bias is not None:
-                    content = content + bias.to(content.dtype).unsqueeze(-1)
-            output = self._position_term(tables[0], content, values, inputs, channels_first)
-            for table in tables[1:]:
-                output = output + self._position_term(table, None, values, inputs, channels_first)
-            if keys is not None and content is None:
-                output = self.pair_terms(inputs) + output
-        if bias is None or content is not None:
-            return output
-        return output + self._bias_term(queries).to(output.dtype)
-
-    def _position_term(
-        self,
-        table: Tensor,
-        content: Tensor | None,
-        values: Tensor,
-        inputs: LambdaInputs,
-        channels_first: bool,
-    ) -> Tensor:
-        """Return the position term of a table plus that of a content lambda (b, k, v)."""
-        options = (inputs.grid, self.dilation, self.causal, self.algorithm, channels_first)
-        queries = inputs.queries
-        if not self.multi_head:
-            return compute_position_term(queries, table, values, content, *options)
-        terms = [
-            compute_position_term(queries[:, i : i + 1], table[i], values[:, i], None, *options)
-            for i in range(self.heads)
-        ]
-        return torch.cat(terms, dim=1)
+        terms: list[Tensor] = []
+        if tables and mask is not None:  # (b, 1, m); keys and values are (b, [h,] m, ..[, u])
+            valid = mask if self.multi_head else mask[:, 0]
+            keys, values = mask_context(keys, values, valid, self.normalize_keys)
+        shares_lambda = not (self.multi_head or self.causal or self.content_by_slice)
+        if keys is not None and tables and shares_lambda:  # the position interaction adds its term
+            content = shared_lambda(keys, values, self.normalize_keys)
+            if bias is not None:
+                content = content + bias.to(content.dtype).unsqueeze(-1)
+        elif keys is not None or not tables:
+            terms.append(self.pair_terms(inputs))
+        options = (grid, self.dilation, self.causal, self.algorithm, channels_first)
+        for i, table in enumerate(tables):
+            if self.multi_head:
+                heads = zip(queries.split(1, 1), table.unbind(), values.unbind(1), strict=True)
+                terms.append(torch.cat([compute_position_term(q, r, v, None, *options) for q, r, v in heads], dim=1))
+            else:
+                terms.append(compute_position_term(queries, table, values, None if i else content, *options))
+        if bias is not None and content is None:
+            terms.append(self._bias_term(queries))
+        return functools.reduce(torch.add, terms)
 
     def pair_terms(self, inputs: LambdaInputs) -> Tensor:
         """The content term plus the position term from `embeddings`, (b, h, n, v), without tables."""
@@ -295,12 +275,12 @@ class LambdaBase(Layer, ABC):
         assert self.position_bias is not None
         bias = self.position_bias.unsqueeze(1) if self.multi_head else self.position_bias  # (h, 1, k) or (k,)
         dtype = accumulation_dtype(queries.dtype)
-        return (queries.to(dtype) * bias.to(dtype)).sum(-1, keepdim=True)
+        return (queries.to(dtype) * bias.to(dtype)).sum(-1, keepdim=True).to(queries.dtype)
 
     def tables(self) -> tuple[Tensor, ...]:
         """The tables of the relative embeddings; calls respect hooks, pruning and subclasses, but take longer."""
         embedding: Any = self._modules.get("embedding")
-        if is_plain(embedding, (RelativeEmbedding,)) and not _has_any_global_hook():
+        if is_plain(embedding, (RelativeEmbedding,)):
             return (embedding.table,)
         return tuple([relative() for relative in self.relative_embeddings])
 
@@ -312,9 +292,6 @@ class LambdaBase(Layer, ABC):
         return tuple([module for module in modules if isinstance(module, RelativeEmbedding)])
 
     def extra_repr(self) -> str:
-        options = {name: getattr(self, name) for name in ("query_depth", "heads", "intra_depth")}
-        defaults = {"normalize_keys": "softmax", "normalize_queries": None, "multi_head": False, "causal": False}
-        options |= {name: getattr(self, name) for name, default in defaults.items() if getattr(self, name) != default}
-        if self.position_bias is not None:
-            options["position_bias"] = True
-        return ", ".join([f"{self.dim}, {self.dim_out}", *(f"{name}={value!r}" for name, value in options.items())])
+        names = ("query_depth", "heads", "intra_depth", "stride", "dilation", "normalize_keys", "normalize_queries")
+        options = [f"{name}={getattr(self, name)!r}" for name in (*names, "multi_head", "causal", "algorithm")]
+        return ", ".join([f"{self.dim}, {self.dim_out}", *options])

@@ -53,11 +53,8 @@ def start_decoding(layer: LambdaBase, batch_size: int, grid: tuple[int, ...] | N
     if layer.content_by_slice:
         raise ValueError("layer must not have content='slices' for decoding")
     _check_eval(layer)
-    dimensions = layer.dimensions
-    if dimensions == 1 and grid is not None:
-        raise ValueError(f"grid must be None for a layer on sequences, got {grid}")
-    if dimensions > 1 and (not isinstance(grid, tuple) or len(grid) != dimensions):
-        raise ValueError(f"grid must be a tuple of {dimensions} sides for this layer, got {grid!r}")
+    if (grid is None) != (layer.dimensions == 1) or (grid is not None and len(grid) != layer.dimensions):
+        raise ValueError(f"grid must be None for a sequence, else a tuple of {layer.dimensions} sides, got {grid!r}")
     num_lambdas = layer.heads if layer.multi_head else 1
     weight = next(layer.parameters(), torch.empty(0))  # quantized projections have no parameters
     like = torch.empty(0, dtype=accumulation_dtype(weight.dtype), device=weight.device)
@@ -127,8 +124,7 @@ def decode_step(layer: LambdaBase, x: Tensor, state: DecodingState) -> tuple[Ten
 
 
 def _check_eval(layer: LambdaBase) -> None:
-    norms = [norm for norm in (layer.query_norm, layer.value_norm) if not isinstance(norm, nn.Identity)]
-    if any(norm.training for norm in norms):
+    if any(norm.training and not isinstance(norm, nn.Identity) for norm in (layer.query_norm, layer.value_norm)):
         raise ValueError(
             "layer must be in eval mode for decoding, got training mode, in which batch norm depends on all positions; "
             "call layer.eval()"
@@ -145,10 +141,9 @@ def _window_embeddings(layer: LambdaBase, state: DecodingState, length: int) -> 
     ]
     if terms:
         return functools.reduce(torch.add, terms)
+    num_lambdas = state.values.shape[1]
     embeddings = layer.embedding(length, length)
-    embeddings = embeddings if layer.multi_head else embeddings.unsqueeze(0)
-    embeddings = embeddings if layer.intra_depth > 1 else embeddings.unsqueeze(-1)
-    return embeddings[:, -1]
+    return embeddings.reshape(num_lambdas, length, length, layer.query_depth, layer.intra_depth)[:, -1]
 
 
 class DecodingStep(nn.Module):

@@ -16,13 +16,20 @@ class EmbeddingTable(Layer):
     """Base class of the embedding modules, with a parameter `table` ([h,] *sides, k[, u]) initialized from N(0, 1)."""
 
     def __init__(
-        self, sides: tuple[int, ...], query_depth: int, intra_depth: int, heads: int | None, **factory_kwargs: Any
+        self,
+        sides: tuple[int, ...],
+        query_depth: int,
+        intra_depth: int,
+        *,
+        heads: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_sizes(query_depth=query_depth, intra_depth=intra_depth, **({} if heads is None else {"heads": heads}))
         self.query_depth, self.intra_depth, self.heads = query_depth, intra_depth, heads
         head_axes, intra_axes = () if heads is None else (heads,), () if intra_depth == 1 else (intra_depth,)
-        self.table = nn.Parameter(torch.empty(*head_axes, *sides, query_depth, *intra_axes, **factory_kwargs))
+        self.table = nn.Parameter(torch.empty(*head_axes, *sides, query_depth, *intra_axes, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -53,24 +60,15 @@ class RelativeEmbedding(EmbeddingTable):
         scope: tuple of 1, 2 or 3 odd sides r_1..r_D, in positions.
         query_depth: k, the query depth of the layer.
         intra_depth: u, the intra-depth of the layer; default 1.
-        heads: number of heads of a layer with multi_head=True, for one table per head, (h, r_1..r_D, k[, u]); default
-            None for one table.
+        options: heads, the number of heads of a layer with multi_head=True, for one table per head,
+            (h, r_1..r_D, k[, u]); default None for one table. device and dtype.
     """
 
-    def __init__(
-        self,
-        scope: tuple[int, ...],
-        query_depth: int,
-        intra_depth: int = 1,
-        *,
-        heads: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, scope: tuple[int, ...], query_depth: int, intra_depth: int = 1, **options: Any) -> None:
         is_odd = isinstance(scope, tuple) and all(isinstance(r, int) and r > 0 and r % 2 == 1 for r in scope)
         if not is_odd or not 1 <= len(scope) <= 3:
             raise ValueError(f"scope must be a tuple of 1, 2 or 3 odd and positive sides, got {scope!r}")
-        super().__init__(scope, query_depth, intra_depth, heads, device=device, dtype=dtype)
+        super().__init__(scope, query_depth, intra_depth, **options)
         self.dimensions = len(scope)
 
     @property
@@ -83,8 +81,7 @@ class RelativeEmbedding(EmbeddingTable):
     def tables(self) -> Tensor:
         """The table of each head, or of all heads, with the axis u: (h or 1, r_1..r_D, k, u)."""
         table = self()  # a call, which hooks and subclasses may change
-        tables = table if self.heads is not None else table.unsqueeze(0)
-        return tables if self.intra_depth > 1 else tables.unsqueeze(-1)
+        return table.reshape(self.heads or 1, *self.scope, self.query_depth, self.intra_depth)
 
     def forward(self) -> Tensor:
         return self.table
@@ -123,7 +120,6 @@ class RelativeEmbedding(EmbeddingTable):
 
         Raises ValueError unless the grids have D sides.
         """
-        check_sizes(dilation=dilation)
         context_grid = grid if context_grid is None else context_grid
         for name, sides in {"grid": grid, "context_grid": context_grid}.items():
             if not isinstance(sides, tuple) or len(sides) != self.dimensions:
@@ -154,15 +150,11 @@ class DenseEmbedding(EmbeddingTable):
         context_positions: int,
         query_depth: int,
         intra_depth: int = 1,
-        *,
-        heads: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         check_sizes(positions=positions, context_positions=context_positions)
-        sides = (positions, context_positions)
-        super().__init__(sides, query_depth, intra_depth, heads, device=device, dtype=dtype)
-        self.positions, self.context_positions = sides
+        super().__init__((positions, context_positions), query_depth, intra_depth, **options)
+        self.positions, self.context_positions = positions, context_positions
 
     def forward(self, positions: int, context_positions: int) -> Tensor:
         """Return a view E ([h,] n, m, k[, u]) of the table for the first n query and m context positions.
@@ -190,18 +182,9 @@ class EdgeEmbedding(EmbeddingTable):
     The other arguments are those of RelativeEmbedding.
     """
 
-    def __init__(
-        self,
-        edge_types: int,
-        query_depth: int,
-        intra_depth: int = 1,
-        *,
-        heads: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, edge_types: int, query_depth: int, intra_depth: int = 1, **options: Any) -> None:
         check_sizes(edge_types=edge_types)
-        super().__init__((edge_types,), query_depth, intra_depth, heads, device=device, dtype=dtype)
+        super().__init__((edge_types,), query_depth, intra_depth, **options)
 
     def forward(self, edges: Tensor, types: Tensor, size: tuple[int, int, int]) -> Tensor:
         """Return the embeddings E (b, [h,] n, m, k[, u]) of a batch of graphs.
@@ -227,15 +210,14 @@ class EdgeEmbedding(EmbeddingTable):
             )
         if not isinstance(size, tuple) or len(size) != 3:
             raise ValueError(f"size must be (b, n, m), got {size!r}")
-        check_sizes(**{f"size[{axis}]": side for axis, side in enumerate(size)})
         table = self.table.unsqueeze(0) if self.heads is None else self.table  # (h or 1, types, k[, u])
         # the values of tensors are unknown in torch.compile and on the meta device
         if not torch.compiler.is_compiling() and edges.device.type != "meta":
-            sizes = torch.tensor(size, device=edges.device)[:, None]
-            if ((edges < 0) | (edges >= sizes)).any():
-                raise ValueError(f"edges must be indices within size = {tuple(size)}, got an index out of range")
-            if ((types < 0) | (types >= table.shape[1])).any():
-                raise ValueError(f"types must be from 0 to {table.shape[1] - 1}, got a value out of range")
+            sizes = torch.tensor([*size, table.shape[1]], device=edges.device)[:, None]
+            indices = torch.cat([edges, types[None]])
+            if ((indices < 0) | (indices >= sizes)).any():
+                expected = f"indices within size = {size} and types from 0 to {table.shape[1] - 1}"
+                raise ValueError(f"edges and types must be {expected}, got an index out of range")
         edge_embeddings = F.embedding(types, table.movedim(1, 0).flatten(1))  # (edges, h k u)
         embeddings = edge_embeddings.new_zeros(*size, edge_embeddings.shape[1])
         embeddings = embeddings.index_put((edges[0], edges[1], edges[2]), edge_embeddings, accumulate=True)

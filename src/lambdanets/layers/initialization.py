@@ -6,7 +6,6 @@ it, a projection is an nn.Conv2d or nn.Linear like others.
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -15,19 +14,19 @@ from torch import nn
 class _Method:
     """A method of one module, set as its attribute. Unlike a bound method, it does not keep the module in memory."""
 
-    def __init__(self, function: Callable[..., None], module: nn.Module) -> None:
-        self._function, self._module = function, weakref.ref(module)
+    def __init__(self, function: Callable[..., None], module: nn.Module, *args: Any) -> None:
+        self._function, self._module, self._args = function, weakref.ref(module), args
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self._function(self._module(), *args, **kwargs)
+        self._function(self._module(), *self._args, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:  # to copy and pickle the module
-        return _Method, (self._function, self._module())
+        return _Method, (self._function, self._module(), *self._args)
 
 
 def set_initialization(projection: Any, std: float) -> None:
     """Make `reset_parameters` of a projection draw its weight from a normal distribution with this std."""
-    projection.reset_parameters = _Method(partial(_draw_weight, std=std), projection)
+    projection.reset_parameters = _Method(_draw_weight, projection, std)
 
 
 def keep_initialization(network: nn.Module) -> None:

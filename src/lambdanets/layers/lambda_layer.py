@@ -1,94 +1,20 @@
 """Lambda layers on sequences, images and volumes, channels first like torch.nn.Conv1d, Conv2d and Conv3d."""
 
-import functools
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from lambdanets.layers.base import LambdaBase, LambdaInputs
-from lambdanets.layers.embeddings import RelativeEmbedding
-from lambdanets.layers.pooling import average_pool, check_pool, counts_padding, memory_format
+from lambdanets.layers.pooling import counts_padding
 from lambdanets.layers.projection import contiguous_gradient
-from lambdanets.ops.checks import check_sizes, check_tensors
-from lambdanets.ops.position.choose import check_algorithm
 from lambdanets.ops.tracing import fix_sides, static_shape
 
 
 class GridLambdaLayer(LambdaBase):
-    """Base class of LambdaLayer1d, LambdaLayer2d and LambdaLayer3d, which differ only in `dimensions`.
-
-    LambdaLayer2d documents the arguments.
-    """
+    """Base class of LambdaLayer1d, LambdaLayer2d and LambdaLayer3d, which differ only in `dimensions`."""
 
     origin: object = None  # the `Origin` of adopted weights, set by `lambdanets.adoption`
-
-    def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        query_depth: int = 16,
-        heads: int = 4,
-        intra_depth: int = 1,
-        scope: int | tuple[int, ...] | None = 23,
-        stride: int = 1,
-        dilation: int = 1,
-        content: bool | str = True,
-        position: bool = True,
-        normalize_keys: str | None = "softmax",
-        normalize_queries: str | None = None,
-        batch_norm: bool = True,
-        embedding: nn.Module | Sequence[RelativeEmbedding] | None = None,
-        grid: tuple[int, ...] | None = None,
-        multi_head: bool = False,
-        causal: bool = False,
-        position_bias: bool = False,
-        pool: nn.Module | None = None,
-        algorithm: str = "auto",
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        content_by_slice = content == "slices"
-        if isinstance(content, str) and not (content_by_slice and self.dimensions == 3):
-            raise ValueError(f"content must be True, False or, for LambdaLayer3d, 'slices', got {content!r}")
-        super().__init__(
-            dim,
-            dim_out,
-            query_depth=query_depth,
-            heads=heads,
-            intra_depth=intra_depth,
-            scope=_table_sides(self.dimensions, scope, grid) if position and embedding is None else None,
-            content=True if isinstance(content, str) else content,
-            position=position,
-            embedding=embedding,
-            normalize_keys=normalize_keys,
-            normalize_queries=normalize_queries,
-            batch_norm=batch_norm,
-            multi_head=multi_head,
-            causal=causal,
-            device=device,
-            dtype=dtype,
-        )
-        check_sizes(stride=stride, dilation=dilation)
-        check_algorithm(algorithm)
-        if causal and (stride != 1 or pool is not None):
-            raise ValueError(
-                "stride must be 1 and pool None if causal is True, because pooling includes later positions; "
-                f"got stride={stride}, pool={pool}"
-            )
-        if dilation != 1 and position and not self.relative_embeddings:
-            raise ValueError(f"dilation must be 1 unless embedding is a RelativeEmbedding, got {dilation}")
-        if pool is not None:
-            check_pool(pool, stride, self.dimensions)
-        self.stride, self.dilation, self.algorithm = stride, dilation, algorithm
-        self.content_by_slice = content_by_slice
-        self.pool, self.pools = pool, stride > 1 or pool is not None
-        if position_bias:
-            shape = (heads, query_depth) if multi_head else (query_depth,)
-            self.position_bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Apply the layer to maps of any size; returns (b, dim_out, ceil(S_1 / stride), ..., ceil(S_D / stride)).
@@ -105,8 +31,8 @@ class GridLambdaLayer(LambdaBase):
         inputs = self.prepare(x, mask)
         is_contiguous = x.is_contiguous()
         # pooling contiguous maps costs more than their copy
-        output = self.finish(self.sum_terms(inputs, channels_first=is_contiguous and not self.pools), inputs)
-        return output.contiguous(memory_format=torch.contiguous_format if is_contiguous else memory_format(x))
+        output = self.finish(self.sum_terms(inputs, channels_first=is_contiguous and self.pool is None), inputs)
+        return output.contiguous() if is_contiguous else output  # which is in channels_last
 
     def prepare(self, x: Tensor, mask: Tensor | None = None) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
@@ -118,7 +44,6 @@ class GridLambdaLayer(LambdaBase):
             grid, x = static_shape(x)[2:], fix_sides(x, 2)
         valid = None
         if mask is not None:
-            check_tensors(x=x, mask=mask)
             if mask.dtype != torch.bool or tuple(mask.shape) not in ((1, *grid), (x.shape[0], *grid)):
                 raise ValueError(
                     f"mask must have shape {(x.shape[0], *grid)} and dtype bool, True at valid positions, got "
@@ -136,33 +61,25 @@ class GridLambdaLayer(LambdaBase):
 
     def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:
         """Return the interaction (b, h, n, v) as maps (b, h v, S_1..S_D), and pooled."""
-        if output.stride(2) == 1:  # contiguous maps
+        if output.stride(2) == 1 != output.stride(3):  # contiguous maps
             b, h, _, v = output.shape
             output = output.transpose(2, 3).reshape(b, h * v, *inputs.grid)
         else:  # maps in channels_last, (b, n, h v); the gradient is converted to it once
             rows = output.transpose(1, 2).flatten(2)
             output = contiguous_gradient(rows, rows.shape).transpose(1, 2).unflatten(2, inputs.grid)
-        if self.pools:
-            mask = inputs.mask
-            output = self._pool(output, None if mask is None else mask[:, 0].unflatten(1, inputs.grid))
-        return output
-
-    def _pool(self, output: Tensor, mask: Tensor | None) -> Tensor:
-        """Average the valid positions in the windows of `pool`, or of side 2 s - 1 with stride s."""
-        pool = functools.partial(average_pool, stride=self.stride) if self.pool is None else self.pool
-        pooled = pool(output)
-        if mask is None:
+        if self.pool is None:
+            return output
+        pooled = self.pool(output)
+        if inputs.mask is None:
             return pooled
+        mask = inputs.mask[:, 0].unflatten(1, inputs.grid)
         strides = (slice(None, None, self.stride),) * self.dimensions
         # contiguous, so that torch.compile does not specialize on even and odd sizes
         strided_mask = mask[(slice(None), *strides)].contiguous().unsqueeze(1)
-        if self.pool is None or not counts_padding(self.pool):
-            valid_fraction = pool(mask.unsqueeze(1).to(output.dtype))
+        if not counts_padding(self.pool):  # the average of the valid positions
+            valid_fraction = self.pool(mask.unsqueeze(1).to(output.dtype))
             pooled = pooled / valid_fraction.clamp(min=torch.finfo(output.dtype).tiny)
         return pooled.masked_fill(~strided_mask, 0)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, stride={self.stride}, dilation={self.dilation}, algorithm={self.algorithm!r}"
 
 
 class LambdaLayer1d(GridLambdaLayer):
@@ -248,36 +165,21 @@ class LambdaLayer3d(GridLambdaLayer):
     dimensions = 3
 
     def pair_terms(self, inputs: LambdaInputs) -> Tensor:
-        if not self.content_by_slice or inputs.keys is None:
-            return super().pair_terms(inputs)
         queries, keys, values, (slices, *_), embeddings, _, mask = inputs
+        if not self.content_by_slice or keys is None:
+            return super().pair_terms(inputs)
         axis = 2 if self.multi_head else 1
+
+        def split(x: Tensor, axis: int) -> Tensor:
+            """Move the slices of the positions along an axis into the batch, (b slices, .., positions, ..)."""
+            return x.unflatten(axis, (slices, -1)).movedim(axis, 1).flatten(0, 1)
+
         by_slice = inputs._replace(
-            queries=_split_slices(queries, 2, slices),
-            keys=_split_slices(keys, axis, slices),
-            values=_split_slices(values, axis, slices),
+            queries=split(queries, 2),
+            keys=split(keys, axis),
+            values=split(values, axis),
             embeddings=None,
-            mask=None if mask is None else _split_slices(mask, 2, slices),
+            mask=None if mask is None else split(mask, 2),
         )
         content = super().pair_terms(by_slice).unflatten(0, (-1, slices)).movedim(1, 2).flatten(2, 3)
         return content if embeddings is None else content + super().pair_terms(inputs._replace(keys=None))
-
-
-def _split_slices(x: Any, axis: int, slices: int) -> Tensor:
-    """Move the slices of the positions along an axis into the batch, (b slices, .., positions, ..)."""
-    result: Tensor = x.unflatten(axis, (slices, -1)).movedim(axis, 1).flatten(0, 1)
-    return result
-
-
-def _table_sides(dimensions: int, scope: Any, grid: Any) -> tuple[int, ...]:
-    """Return the sides of a layer's own embedding table, which RelativeEmbedding checks further."""
-    sides = (scope,) * dimensions if isinstance(scope, int) else scope
-    if scope is None and isinstance(grid, tuple | list):
-        sides = tuple(2 * side - 1 for side in grid)
-    elif grid is not None or scope is None:
-        expected = "a tuple of sides if scope is None, else None"
-        raise ValueError(f"grid must be {expected}, got {grid} and scope={scope}")
-    if not isinstance(sides, tuple | list) or len(sides) != dimensions:
-        argument = scope if grid is None else grid
-        raise ValueError(f"scope or grid must have {dimensions} side(s), got {argument!r}")
-    return tuple(sides)

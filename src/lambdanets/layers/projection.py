@@ -12,6 +12,7 @@ from lambdanets.ops.tracing import is_exporting
 
 _PROJECTIONS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_MIXING_NORMS = (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 # Elements of the input from which folding takes less time than batch norms. Graphs fold constants once, and autocast
 # would cast each output of a batch norm.
 _MIN_FOLDED = 1 << 16
@@ -39,17 +40,19 @@ def project(
             all positions.
     """
     grid = () if is_tokens else tuple(x.shape[2:])
-    weights = _product_weights([projection for projection, _ in projections])
-    if not weights or _has_any_global_hook():
-        outputs = [projection(x) for projection, _ in projections]
+    modules: tuple[Any, ...]
+    norms: tuple[Any, ...]
+    modules, norms = zip(*projections, strict=True)
+    are_plain = [_is_plain_norm(norm) for norm in norms]
+    is_folded = [False] * len(norms)
+    weights = _product_weights(modules)
+    if not weights:
+        outputs = [module(x) for module in modules]
         projected = [output.transpose(1, 2) if is_tokens else output.flatten(2) for output in outputs]
-        are_plain = is_folded = [False] * len(projections)
     else:
         maps = x.transpose(-2, -1) if is_tokens else x.flatten(2)  # PyTorch's exporter of traces lacks mT
         autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
         folds = autocast or torch.compiler.is_compiling() or torch.jit.is_tracing() or maps.numel() >= _MIN_FOLDED
-        norms: list[Any] = [norm for _, norm in projections]
-        are_plain = [norm is not None and _is_plain_norm(norm) for norm in norms]
         is_folded = [
             plain and not norm.training and (folds or norm._parameters["weight"].dtype != x.dtype)
             for plain, norm in zip(are_plain, norms, strict=True)
@@ -63,7 +66,7 @@ def project(
             projected = _product(maps, weights[:1]) + _product(maps, weights[1:])
     return [
         maps if norm is None or fold else _normalize(norm, maps, grid, valid, plain)
-        for maps, (_, norm), plain, fold in zip(projected, projections, are_plain, is_folded, strict=True)
+        for maps, norm, plain, fold in zip(projected, norms, are_plain, is_folded, strict=True)
     ]
 
 
@@ -74,7 +77,8 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     """
     if isinstance(norm, nn.Identity):
         return maps
-    if valid is not None and grid and _mixes_positions(norm):
+    mixes = isinstance(norm, _MIXING_NORMS) and (norm.training or not getattr(norm, "track_running_stats", False))
+    if mixes and grid and valid is not None:
         raise ValueError(
             f"mask must be None for a layer with a {type(norm).__name__}, which mixes positions, got a mask"
         )
@@ -98,14 +102,7 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     return rows.transpose(1, 2)
 
 
-def _mixes_positions(norm: nn.Module) -> bool:
-    """Return whether a norm of maps uses statistics over the positions of each map."""
-    if isinstance(norm, (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)):
-        return norm.training or not norm.track_running_stats
-    return isinstance(norm, nn.GroupNorm)
-
-
-def _product_weights(projections: list[Any]) -> list[Tensor]:
+def _product_weights(projections: Sequence[Any]) -> list[Tensor]:
     """Return the weights of modules that are exactly one matrix product per position, or [] if one does more."""
     weights = []
     for projection in projections:
@@ -125,10 +122,9 @@ def _product_weights(projections: list[Any]) -> list[Tensor]:
 def is_plain(module: Any, types: tuple[type[nn.Module], ...]) -> bool:
     """Return whether a module has exactly one of the types, and no hooks, parametrizations or replaced forward.
 
-    Parametrizations change the type. The caller checks `_has_any_global_hook`: hooks of all modules, which count
-    operations for example, are hooks of the module too.
+    Parametrizations change the type. Hooks of all modules, which count operations for example, are hooks of each.
     """
-    if type(module) not in types:
+    if type(module) not in types or _has_any_global_hook():
         return False
     hooks = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     return not hooks and "forward" not in module.__dict__
@@ -136,9 +132,9 @@ def is_plain(module: Any, types: tuple[type[nn.Module], ...]) -> bool:
 
 def _is_plain_norm(norm: Any) -> bool:
     """Whether a norm is exactly a batch norm with weights and with running statistics of constant momentum."""
-    if not is_plain(norm, _BATCH_NORMS) or norm.momentum is None:
+    if not is_plain(norm, _BATCH_NORMS) or norm.momentum is None or norm._parameters.get("weight") is None:
         return False
-    return norm._buffers["running_mean"] is not None and bool(norm.affine and norm.track_running_stats)
+    return norm._buffers["running_mean"] is not None and bool(norm.track_running_stats)
 
 
 def _fold(weight: Tensor, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:
@@ -164,13 +160,8 @@ def _product(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()
     if are_rows or (torch.compiler.is_compiling() and is_exporting()):  # int8 runtimes need 2-d weights
         product = F.linear(x.transpose(-2, -1), weight, bias).transpose(-2, -1)
     elif x.device.type == "cpu":  # products, batch norms and the compiled kernel are faster on maps
-        if x.shape[0] == 1 and not torch.jit.is_tracing():  # a trace is for any batch
-            maps = x.flatten(0, 1)
-            product = weight @ maps if bias is None else torch.addmm(bias.unsqueeze(1), weight, maps)
-            product = product.unsqueeze(0)
-        else:
-            matrices = weight.expand(x.shape[0], -1, -1)
-            product = torch.bmm(matrices, x) if bias is None else torch.baddbmm(bias.unsqueeze(1), matrices, x)
+        matrices = weight.expand(x.shape[0], -1, -1)
+        product = torch.bmm(matrices, x) if bias is None else torch.baddbmm(bias.unsqueeze(1), matrices, x)
     else:
         rows, matrices = x.transpose(-2, -1), weight.mT.expand(x.shape[0], -1, -1)
         product = torch.bmm(rows, matrices) if bias is None else torch.baddbmm(bias, rows, matrices)

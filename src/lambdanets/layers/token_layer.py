@@ -1,12 +1,13 @@
 """The lambda layer on tokens, with any context, mask and position embeddings."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from lambdanets.layers.base import LambdaBase, LambdaInputs
-from lambdanets.ops.checks import check_tensors
+from lambdanets.ops.checks import check_sizes
 from lambdanets.ops.pairs import expand_mask
 from lambdanets.ops.tracing import fix_sides, static_shape
 
@@ -23,12 +24,9 @@ class LambdaLayer(LambdaBase):
         dim_out: number of output channels, divisible by heads; default dim.
         dim_context: number of channels of the context; default dim.
         scope: number of embeddings of the layer's own table of relative embeddings, odd; default None for none.
-        embedding: position embeddings; default None. Either a 1-D RelativeEmbedding, or several, or
-            any module that returns E (n, m, k[, u]) when called with n and m, such as a
-            DenseEmbedding. Pass embeddings that differ between calls, such as those of graphs, to
-            `forward` instead.
+        options: the other arguments of LambdaLayer2d, except stride and pool. Pass embeddings that differ between
+            calls, such as those of graphs, to `forward`.
 
-    The other arguments are those of LambdaLayer2d.
     Supported dtypes, autocast and initialization are those of LambdaLayer2d.
     Cost per example, if all examples have the same embeddings: projections plus (m + n m) k v u + 2 h n k v
     multiply-adds; `lambdanets.lambda_interaction` documents other cases.
@@ -36,6 +34,24 @@ class LambdaLayer(LambdaBase):
     """
 
     is_token_layer, dimensions = True, 1
+
+    def __init__(
+        self,
+        dim: int,
+        dim_out: int | None = None,
+        *,
+        dim_context: int | None = None,
+        scope: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dim, dim_out, scope=scope, **options)
+        if dim_context is not None:
+            check_sizes(dim_context=dim_context)
+            self.dim_context = dim_context
+            for name in ("key_projection", "value_projection"):
+                if (old := getattr(self, name)) is not None:
+                    setattr(self, name, self._projection(dim_context, old.out_features).to(old.weight))
+            self.reset_parameters()
 
     def forward(
         self,
@@ -54,7 +70,7 @@ class LambdaLayer(LambdaBase):
                 Outputs do not depend on excluded padding, and are 0 there if x is its own context. Batch norm in
                 training excludes padding given by one row, but counts positions excluded by masks of several rows.
             embeddings: E (n, m, k[, u]) or (b, n, m, k[, u]), or with multi_head=True (h, n, m, k[, u]) or
-                (b, h, n, m, k[, u]). Replaces the embedding module of the layer; default None.
+                (b, h, n, m, k[, u]). Replaces the embedding module of the layer, also without position; default None.
         """
         if isinstance(x, fx.Proxy):
             return self.fx_call(x, context, mask=mask, embeddings=embeddings)
@@ -70,14 +86,11 @@ class LambdaLayer(LambdaBase):
         embeddings: Tensor | None = None,
     ) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
-        check_tensors({"context": context, "mask": mask, "embeddings": embeddings}, x=x)
         tokens = {"x": (x, self.dim), "context": (x if context is None else context, self.dim_context)}
         for name, (sequence, dim) in tokens.items():
             if sequence.ndim != 3 or sequence.shape[0] != x.shape[0] or sequence.shape[2] != dim:
                 expected = f"(b = {x.shape[0]}, positions, channels = {dim})"
                 raise ValueError(f"{name} must be {expected}, got shape {tuple(sequence.shape)}")
-        if embeddings is not None and not self.position:
-            raise ValueError("embeddings must be None for a layer with position=False, got a tensor")
         if self.position and embeddings is None:  # the embeddings are for these lengths
             x, context = fix_sides(x, 1), None if context is None else fix_sides(context, 1)
         source = x if context is None else context
@@ -94,16 +107,13 @@ class LambdaLayer(LambdaBase):
         if self.position and embeddings is None:
             relative = self.relative_embeddings
             if self.embedding is None:
-                raise ValueError(
-                    "embeddings must be a tensor, or the layer must have a scope or an embedding, "
-                    "if position is True; got None"
-                )
+                raise ValueError("embeddings must be a tensor unless the layer has a scope or an embedding, got None")
             if not relative:
                 embeddings = self.embedding(n, m)
             elif context is None and (mask is None or valid is not None):
                 tables = self.tables()
             else:
-                pairs = [embedding.of_pairs((n,), (m,)) for embedding in relative]
+                pairs = [embedding.of_pairs((n,), (m,), dilation=self.dilation) for embedding in relative]
                 embeddings = functools.reduce(torch.add, pairs)
         return LambdaInputs(queries, keys, values, (n,), embeddings, tables, mask)
 

@@ -162,4 +162,5 @@ def constructor_arguments(name: str) -> list[str]:
         network = timm.create_model(name)
     functions = (model_entrypoint(name), *type(network).__mro__)
     parameters = [each for function in functions for each in inspect.signature(function).parameters.values()]
-    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "pretrained"]
+    names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "pretrained"]
+    return [*names, *getattr(network, "LAYER_OPTIONS", ())]

@@ -88,41 +88,30 @@ class ResNetBase(ResNet):
 class LambdaResNet(ResNetBase):
     """timm's ResNet with lambda layers in some blocks.
 
-    It supports features_only, reset_classifier and gradient checkpointing.
-
     Args:
         lambda_blocks: for each of c2 to c5, the blocks whose 3x3 convolution becomes a lambda layer, counted from 1. In
             a block with a stride, the layer runs at the input resolution and is followed by average pooling.
-        query_depth, heads, intra_depth, scope, content, position, normalize_keys, normalize_queries, batch_norm,
-            multi_head, algorithm: arguments of each `LambdaLayer2d`. The default scope is 23, or 7 if intra_depth is
-            above 1 (Sec. F.2). normalize_keys may also be "none", because timm.create_model drops arguments that are
-            None.
         share_embeddings: share one embedding table between all layers at the same resolution (Sec. 3.2, Table 4);
             default False.
-        resnet: small_images, and arguments of timm's ResNet.
+        options: those of `LAYER_OPTIONS` are arguments of each `LambdaLayer2d`. The default scope is 23, or 7 if
+            intra_depth is above 1 (Sec. F.2). normalize_keys may also be "none", because timm.create_model drops
+            arguments that are None. Others are small_images, and arguments of timm's ResNet.
     """
 
+    LAYER_OPTIONS = (
+        *("query_depth", "heads", "intra_depth", "scope", "content", "position"),
+        *("normalize_keys", "normalize_queries", "batch_norm", "multi_head", "algorithm"),
+    )
+
     def __init__(
-        self,
-        *,
-        lambda_blocks: tuple[tuple[int, ...], ...],
-        query_depth: int = 16,
-        heads: int = 4,
-        intra_depth: int = 1,
-        scope: int | None = None,
-        content: bool = True,
-        position: bool = True,
-        normalize_keys: str | None = "softmax",
-        normalize_queries: str | None = None,
-        batch_norm: bool = True,
-        multi_head: bool = False,
-        share_embeddings: bool = False,
-        algorithm: str = "auto",
-        **resnet: Any,
+        self, *, lambda_blocks: tuple[tuple[int, ...], ...], share_embeddings: bool = False, **options: Any
     ) -> None:
-        super().__init__(**resnet)
-        if scope is None:
-            scope = 23 if intra_depth == 1 else 7
+        layer_options = {name: options.pop(name) for name in self.LAYER_OPTIONS if name in options}
+        super().__init__(**options)
+        if layer_options.get("scope") is None:
+            layer_options["scope"] = 23 if layer_options.get("intra_depth", 1) == 1 else 7
+        if layer_options.get("normalize_keys") == "none":
+            layer_options["normalize_keys"] = None
         input_strides: dict[nn.Conv2d, int] = {}  # the cumulative stride before each 3x3 convolution
         stride = 1
         for number, stage in enumerate(self.stages(), 2):
@@ -139,22 +128,12 @@ class LambdaResNet(ResNetBase):
             layer = LambdaLayer2d(
                 conv.in_channels,
                 conv.out_channels,
-                query_depth=query_depth,
-                heads=heads,
-                intra_depth=intra_depth,
-                scope=scope,
                 embedding=shared_embeddings.get(input_strides[conv]),
                 # timm replaces stride by dilation for output_stride; a lambda layer does not need the dilation
                 stride=conv.stride[0],
-                content=content,
-                position=position,
-                normalize_keys=None if normalize_keys == "none" else normalize_keys,
-                normalize_queries=normalize_queries,
-                batch_norm=batch_norm,
-                multi_head=multi_head,
-                algorithm=algorithm,
                 device=conv.weight.device,
                 dtype=conv.weight.dtype,
+                **layer_options,
             )
             if share_embeddings and isinstance(layer.embedding, RelativeEmbedding):
                 shared_embeddings.setdefault(input_strides[conv], layer.embedding)

@@ -49,7 +49,6 @@ class Padding:
 
     def __init__(self, sizes: Sequence[tuple[int, int]], padded_size: Sequence[int]) -> None:
         self.sizes = sizes
-        self.grids: list[torch.Size] = []  # of the maps of the batch norms that are running
         self.exists = any(tuple(size) != tuple(padded_size) for size in sizes)
         self._padded_size = padded_size
         self._masks: dict[torch.Size, Tensor] = {}  # by grid
@@ -168,20 +167,18 @@ def _pass_mask(layer: nn.Module, inputs: tuple[Tensor], options: dict[str, Any])
     return (inputs, options | {"mask": padding.mask(inputs[0])}) if padding else None
 
 
-def _gather_valid(norm: nn.Module, inputs: tuple[Tensor]) -> Tensor | None:
+def _gather_valid(norm: nn.Module, inputs: tuple[Tensor]) -> Any:
     padding, grid = current_padding(), inputs[0].shape[-2:]
     if padding is None or not norm.training:
         return None
-    padding.grids.append(grid)
-    return _Move.apply(inputs[0], padding.valid_sizes(grid), None)
+    gathered: Any = _Move.apply(inputs[0], padding.valid_sizes(grid), None)
+    gathered.sizes_and_grid = padding.valid_sizes(grid), grid  # for the next hook
+    return gathered
 
 
 def _scatter_valid(norm: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
-    padding = current_padding()
-    if padding is None or not norm.training:
-        return None
-    grid = padding.grids.pop()
-    return _Move.apply(output, padding.valid_sizes(grid), grid)
+    sizes_and_grid = getattr(inputs[0], "sizes_and_grid", None)
+    return _Move.apply(output, *sizes_and_grid) if sizes_and_grid else None
 
 
 class _Move(torch.autograd.Function):

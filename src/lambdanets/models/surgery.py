@@ -105,9 +105,10 @@ def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None
     # a Sequential subclass with its own forward, such as a residual block, is a block
     containers = (nn.Sequential.forward, nn.Module.forward)  # the latter is that of ModuleList and ModuleDict
     num_layers = Counter(name[: dot.start()] for name in block_layers for dot in re.finditer(r"\.", name))
-    blocks = [name for name, count in num_layers.items() if count > 1 and type(modules[name]).forward not in containers]
     for name in new:
-        block = max((block for block in blocks if name.startswith(f"{block}.")), key=len, default="")
+        block = name.rpartition(".")[0]
+        while block and (num_layers[block] < 2 or type(modules[block]).forward in containers):
+            block = block.rpartition(".")[0]
         inside = [inner for inner in lambdas if block and inner.startswith(f"{block}.")]
         if len(inside) > 1:
             raise InputError(

@@ -81,10 +81,10 @@ def find_weights(source: str | os.PathLike[str] | WeightSource) -> WeightSource:
     if str(source) in packaged:
         return WeightSource(str(source), FOLDER / f"{source}.safetensors")
     expected = f"a run folder, a weight file or one of {', '.join(packaged)}, which come with the package"
+    reason = f"got one without {WEIGHTS}, {LAST_CHECKPOINT} and {CONFIG} with {' or '.join(HUB_WEIGHTS)}"
     if not path.exists():
-        raise InputError(f"{path} must be {expected}; there is no such file{nearest_hint(str(path), packaged)}")
-    hub_format = f"{CONFIG} with {' or '.join(HUB_WEIGHTS)}"
-    raise InputError(f"{path} must be {expected}, got one without {WEIGHTS}, {LAST_CHECKPOINT} and {hub_format}")
+        reason = f"there is no such file{nearest_hint(str(path), packaged)}"
+    raise InputError(f"{path} must be {expected}; {reason}")
 
 
 def weights_in(path: Path) -> Path | None:
