@@ -15,15 +15,12 @@ class TaskEntry:
     """An entry of the registry. Names are "module:name", imported on first use, so that --help is fast.
 
     recipe: its class. implementation: the Task. predictor: the class of trained models.
-    predict_options, evaluate_options: the options that the task adds to `lambdanets predict` and `lambdanets evaluate`.
     extra: the extra of this package that training needs.
     """
 
     recipe: str
     implementation: str
     predictor: str
-    predict_options: str = "lambdanets.inference.task_options:NoOptions"
-    evaluate_options: str = "lambdanets.inference.task_options:NoOptions"
     extra: str = "train"
 
 
@@ -31,8 +28,6 @@ _CLASSIFICATION = TaskEntry(
     "lambdanets.tasks.recipes:ClassificationRecipe",
     "lambdanets.tasks.classification:ClassificationTask",
     "lambdanets.inference.classifier:Classifier",
-    "lambdanets.inference.task_options:ClassifierOptions",
-    "lambdanets.inference.task_options:ClassifierData",
 )
 TASKS = {
     "classification": _CLASSIFICATION,
@@ -45,16 +40,12 @@ TASKS = {
         "lambdanets.tasks.recipes:DetectionRecipe",
         "lambdanets.tasks.detection:DetectionTask",
         "lambdanets.inference.detector:Detector",
-        "lambdanets.inference.task_options:DetectorOptions",
-        "lambdanets.inference.task_options:CocoData",
         "detection",
     ),
     "segmentation": TaskEntry(
         "lambdanets.tasks.recipes:SegmentationRecipe",
         "lambdanets.tasks.segmentation:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
-        "lambdanets.inference.task_options:MaskOptions",
-        "lambdanets.inference.task_options:CocoData",
         "detection",
     ),
 }

@@ -12,11 +12,17 @@ from pydantic import Field
 
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.detections import COLUMNS, Detections, label_image_name, make_label_image, measure_objects
+from lambdanets.inference.detections import (
+    COLUMNS,
+    MIN_SCORE,
+    Detections,
+    label_image_name,
+    make_label_image,
+    measure_objects,
+)
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.figures import brighten, overlay, overlay_classes
 from lambdanets.inference.segmenter import Segmenter
-from lambdanets.inference.task_options import MIN_SCORE
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.layers.base import LambdaBase
 from lambdanets.records import check

@@ -21,7 +21,6 @@ from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.figures import draw_predictions, write_confusion
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.predictor import Predictor
-from lambdanets.inference.task_options import ClassifierOptions
 from lambdanets.models import create_model
 from lambdanets.records import check
 
@@ -152,6 +151,10 @@ class Classifier(Predictor):
         drop_rates = {name: rate for name, field in rates.items() if (rate := getattr(architecture, field, 0.0))}
         return create_model(architecture.model, **architecture.checked_options() | drop_rates | shape)
 
+    @property
+    def command_options(self) -> dict[str, Any]:
+        return {"top": 3}
+
     def infer(self, images: Sequence[Image], *, batch_size: int = 1) -> list[Prediction]:
         transform = self.card.preprocessing.transform()
         batch = torch.stack([transform(image) for image in images])
@@ -187,9 +190,9 @@ class Classifier(Predictor):
         return ClassificationEvaluator(self, remap_labels(images, self.classes), source, left_out)
 
     def write(
-        self, prediction: Prediction, image: Image, path: Path, number: int, out: Path, options: ClassifierOptions
+        self, prediction: Prediction, image: Image, number: int, stem: Path, options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        best = prediction.top(options.top)
+        best = prediction.top(options["top"])
         return {"top": [{"class": name, "probability": round(probability, 6)} for name, probability in best]}
 
     def describe(self, row: Mapping[str, Any]) -> str:

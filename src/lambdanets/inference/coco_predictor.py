@@ -24,7 +24,6 @@ from lambdanets.inference.figures import draw_pairs
 from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.inference.segmentation_scores import SegmentationScores
-from lambdanets.inference.task_options import MaskOptions
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.records import TileSize, check
 from lambdanets.terminal import echo
@@ -84,6 +83,10 @@ class CocoPredictor(Predictor):
     card: CocoCard
 
     @property
+    def command_options(self) -> dict[str, Any]:
+        return {"figures": True, "tile_size": getattr(self.card, "tile_size", None)}
+
+    @property
     def categories(self) -> tuple[Category, ...]:
         """Categories (id and name), in order of the labels."""
         return tuple(map(Category, self.card.category_ids, self.card.classes))
@@ -107,10 +110,6 @@ class CocoPredictor(Predictor):
     @abstractmethod
     def infer_tiles(self, image: Image, tile_size: int, batch_size: int) -> Any:
         """Predict on overlapping tiles of an image, of which `batch_size` share a forward pass."""
-
-    def inference_options(self, options: MaskOptions) -> dict[str, Any]:
-        tile_size = getattr(self.card, "tile_size", None) if options.tile_size is None else options.tile_size
-        return {"tile_size": tile_size or None}
 
     def evaluator(self, data: str | None = None, *, images: str | None = None) -> Evaluator:
         """Return the evaluator on the validation data of the training, or on other data with the same categories.

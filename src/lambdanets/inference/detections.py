@@ -17,6 +17,7 @@ from torch import Tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 
 MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
+MIN_SCORE = 0.5  # objects with lower scores are neither drawn nor counted
 # Columns of the table, by property of scikit-image's regionprops.
 _PROPERTIES = {
     "label": "object",

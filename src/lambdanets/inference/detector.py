@@ -21,6 +21,7 @@ from lambdanets.inference.coco_scores import coco_results, evaluate_results
 from lambdanets.inference.detections import (
     COLUMNS,
     MASK_THRESHOLD,
+    MIN_SCORE,
     Detections,
     label_image_name,
     make_label_image,
@@ -28,8 +29,7 @@ from lambdanets.inference.detections import (
 )
 from lambdanets.inference.figures import draw_ground_truth, draw_precision_recall, overlay
 from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
-from lambdanets.inference.predictor import numbered_name, save_image
-from lambdanets.inference.task_options import MIN_SCORE, DetectorOptions
+from lambdanets.inference.predictor import save_image
 from lambdanets.inference.tiles import drop_duplicates, is_cut, tile_batches
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import write_json
@@ -81,6 +81,10 @@ class Detector(CocoPredictor):
     model: MaskRCNN
     card: DetectorCard
 
+    @property
+    def command_options(self) -> dict[str, Any]:
+        return super().command_options | {"score": MIN_SCORE}
+
     @staticmethod
     def build(architecture: DetectorArchitecture, num_classes: int) -> MaskRCNN:
         options, drop_path = architecture.checked_options(), getattr(architecture, "drop_path", 0.0)  # of a recipe
@@ -131,26 +135,25 @@ class Detector(CocoPredictor):
         return drop_duplicates(Detections(boxes, labels, scores, crops, size, self.classes), tiles, are_cut)
 
     def write(
-        self, prediction: Detections, image: Image, path: Path, number: int, out: Path, options: DetectorOptions
+        self, prediction: Detections, image: Image, number: int, stem: Path, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write the figure and the label image of an image; the row has its COCO results and measured objects."""
-        name = numbered_name(number, path)
-        labels, visible = make_label_image(prediction, options.score)
+        labels, visible = make_label_image(prediction, options["score"])
         row = {  # first: if an extra is missing, no file is left that keeps the next command from starting
             "height": image.height,
             "width": image.width,
             "results": coco_results(prediction, number, self.card.category_ids),
             "objects": measure_objects(image, labels, visible),
         }
-        if options.figures:
-            save_image(overlay(image, visible), out / f"{name}.png")
-        save_image(fromarray(labels), out / "labels" / label_image_name(name, labels))
+        if options["figures"]:
+            save_image(overlay(image, visible), stem.with_name(f"{stem.name}.png"))
+        save_image(fromarray(labels), stem.parent / "labels" / label_image_name(stem.name, labels))
         return row
 
     def describe(self, row: Mapping[str, Any]) -> str:
         return f"{len(row['objects'])} objects"
 
-    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: DetectorOptions) -> str:
+    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Mapping[str, Any]) -> str:
         """Write images.json, results.json and objects.csv."""
         images = [
             {"id": number, "file_name": row["path"], "height": row["height"], "width": row["width"]}
@@ -163,6 +166,6 @@ class Detector(CocoPredictor):
         table = [[each[column] for column in COLUMNS] for each in objects]
         atomic_write(out / "objects.csv", encode_utf8(csv_table([COLUMNS, *table])))
         return (
-            f"{len(objects)} objects with a score of at least {options.score:g}, not completely covered by others, in "
-            f"{len(images)} images; {len(results)} detections of any score in results.json"
+            f"{len(objects)} objects with a score of at least {options['score']:g}, not completely covered by others, "
+            f"in {len(images)} images; {len(results)} detections of any score in results.json"
         )

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 ImageInput = str | os.PathLike[str] | Image | np.ndarray | Tensor
 ImageInputs = ImageInput | Iterable[ImageInput]
 _INPUT_TYPES = (str, os.PathLike, Image, np.ndarray, Tensor)
-_MAX_STEM = 50  # characters of an image's name in the names of its output files
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,6 +59,11 @@ class Predictor(ABC):
     def accepts(name: str) -> bool:
         """Whether `lambdanets predict` takes a file of this name in a folder; by default, whether it is an image."""
         return is_image_name(name)
+
+    @property
+    def command_options(self) -> dict[str, Any]:
+        """The options of `lambdanets predict` for some tasks that this one has, with their default values."""
+        return {}
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -148,10 +152,6 @@ class Predictor(ABC):
         A task declares batch_size, of its tiles, and the options that it has.
         """
 
-    def inference_options(self, options: Any) -> dict[str, Any]:
-        """Return the options of `infer` for the task's options of the command."""
-        return {}
-
     @abstractmethod
     def evaluator(self, *args: Any, **options: Any) -> "Evaluator":
         """Return the evaluator on labeled data, by default the validation data of the training run.
@@ -160,17 +160,19 @@ class Predictor(ABC):
         """
 
     @abstractmethod
-    def write(self, prediction: Any, image: Image, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
+    def write(
+        self, prediction: Any, image: Image, number: int, stem: Path, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Write the files of one image's prediction, and return its row for `describe` and `finish`, as for JSON.
 
-        number: of the image, from 1. out: the output path. options: the task's options in `options.py`.
+        number: of the image, from 1. stem: path of its files, without a suffix. options: values of `command_options`.
         """
 
     def describe(self, row: Mapping[str, Any]) -> str:
         """Return what the command prints about an image, by default the values of its row."""
         return ", ".join(map(str, row.values()))
 
-    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Any) -> str:
+    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Mapping[str, Any]) -> str:
         """Write the files of all images, and return a summary. The rows also have the "path" of their image.
 
         By default `out` is a file with one line of JSON per image.
@@ -223,11 +225,6 @@ def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
         return rotate(converted, image.getexif().get(Base.Orientation, 1))
     except Exception as error:  # Pillow decodes files lazily
         raise UnreadableImage(name, one_line(error)) from error
-
-
-def numbered_name(number: int, path: Path) -> str:
-    """Return the name of an image in the names of its output files; file names are limited to 255 bytes."""
-    return f"{number:05}-{path.stem[:_MAX_STEM]}"
 
 
 def save_image(image: Image, path: Path) -> None:
