@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torchvision.ops import box_convert
 
-from lambdanets.data.coco.segmentations import CroppedMask, compress, masks_api
+from lambdanets.data.coco.segmentations import CroppedMask, compress
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.evaluator import format_score
 
@@ -134,16 +134,11 @@ def evaluate_results(truth: Mapping[str, Any], results: Sequence[Result], *, max
         """Return copies, which faster-coco-eval changes, with ids from 1: it supports neither 0 nor negative ones."""
         return [{**entry, "id": n, "image_id": numbers[entry["image_id"]]} for n, entry in enumerate(entries, 1)]
 
-    areas = {
-        "bbox": [result["bbox"][2] * result["bbox"][3] for result in results],
-        "segm": [int(masks_api().area(result["segmentation"])) for result in results],
-    }
     precision = {}
-    for iou_type in IOU_TYPES:
-        detected = zip(renumber(results), areas[iou_type], strict=True)
-        predicted = [result | {"area": area, "iscrowd": 0} for result, area in detected]
-        pair = [COCO(dataset | {"annotations": each}) for each in (renumber(truth["annotations"]), predicted)]
-        evaluation = COCOeval_faster(*pair, iou_type)
+    for iou_type, other in (("bbox", "segmentation"), ("segm", "bbox")):
+        annotated = COCO(dataset | {"annotations": renumber(truth["annotations"])})
+        detected = [{name: value for name, value in each.items() if name != other} for each in renumber(results)]
+        evaluation = COCOeval_faster(annotated, annotated.loadRes(detected), iou_type)
         evaluation.params.iouThrs, evaluation.params.recThrs = IOUS, RECALLS
         evaluation.params.maxDets = [max_detections]
         evaluation.evaluate()
