@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
 _OPACITY = 0.4  # of masks
 SHEET = "predictions.png"
-COLUMNS, MAX_SHOWN = 8, 16  # of wrong predictions, and of correct ones, of a classifier
+COLUMNS, MAX_SHOWN = 8, 32  # predictions of a classifier
 MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_NAMES = 20, 100  # in a confusion matrix
 WRONG_COLOR, CORRECT_COLOR = "#c2410c", "#15803d"
 
@@ -168,17 +168,13 @@ def draw_precision_recall(scores: Scores, folder: Path) -> None:
 
 
 def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, folder: Path) -> None:
-    """Write predictions.png: the most confident errors, then correct predictions of increasing confidence."""
+    """Write predictions.png: errors of decreasing confidence, then correct predictions of increasing confidence."""
     classes = [printable(name) for name in predictions.classes]
     is_correct = predictions.labels == predictions.predicted
-    wrong, correct = np.flatnonzero(~is_correct), np.flatnonzero(is_correct)
-    confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:MAX_SHOWN]
-    by_confidence = correct[np.argsort(predictions.confidence[correct], kind="stable")]
-    evenly_spaced = np.linspace(0, len(correct) - 1, min(len(correct), MAX_SHOWN)).astype(int)
-    shown = [*confident_errors, *by_confidence[evenly_spaced]]
+    shown = np.lexsort((np.where(is_correct, 1, -1) * predictions.confidence, is_correct))[:MAX_SHOWN]
     num_rows = -(-len(shown) // COLUMNS)
     figure = new_figure(1.5 * COLUMNS, 0.5 + 1.95 * num_rows)
-    figure.suptitle(f"{len(wrong)} wrong and {len(correct)} correct of {len(is_correct)}", fontsize=13)
+    figure.suptitle(predictions.counts(), fontsize=13)
     grid = figure.subplots(num_rows, COLUMNS, squeeze=False)
     for axis in grid.flat:
         axis.set_axis_off()
