@@ -14,9 +14,8 @@ from lambdanets.inference.evaluator import format_score
 IOU_TYPES = ("bbox", "segm")
 # Columns of metrics.csv: COCO's iouType and metric.
 METRICS = {f"{kind}_{name}": (kind, name) for kind in IOU_TYPES for name in ("AP", "AP50")}
-IOUS = np.linspace(0.5, 0.95, 10)  # AP is the mean over them
-RECALLS = np.linspace(0, 1, 101)
-# Parts of `Scores.precision`. Area ranges: all, small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
+# Parts of `Scores.precision`: AP is the mean over the IoU thresholds 0.5, 0.55 ... 0.95. Area ranges: all, small (below
+# 32 x 32 pixels), medium (up to 96 x 96) and large.
 _PARTS = {
     "AP": np.s_[..., 0],
     "AP50": np.s_[:1, ..., 0],
@@ -98,15 +97,6 @@ class Scores:
         }
         return {**self.summary(), "AP_by_category": by_category}
 
-    def curve(self, iou_type: str, name: str) -> np.ndarray | None:
-        """Return the precision at RECALLS, (101,), averaged over categories; None without objects.
-
-        name: AP, AP50 or AP75, which is the mean of the curve.
-        """
-        precision = self.precision[iou_type][_PARTS[name]]
-        has_objects = (precision > -1).all(axis=(0, 1))
-        return precision[:, :, has_objects].mean(axis=(0, 2)) if has_objects.any() else None
-
 
 def _mean(precision: np.ndarray) -> float | None:
     valid = precision[precision > -1]
@@ -139,7 +129,6 @@ def evaluate_results(truth: Mapping[str, Any], results: Sequence[Result], *, max
         annotated = COCO(dataset | {"annotations": renumber(truth["annotations"])})
         detected = [{name: value for name, value in each.items() if name != other} for each in renumber(results)]
         evaluation = COCOeval_faster(annotated, annotated.loadRes(detected), iou_type)
-        evaluation.params.iouThrs, evaluation.params.recThrs = IOUS, RECALLS
         evaluation.params.maxDets = [max_detections]
         evaluation.evaluate()
         evaluation.accumulate()

@@ -27,7 +27,7 @@ from lambdanets.inference.detections import (
     make_label_image,
     measure_objects,
 )
-from lambdanets.inference.figures import draw_ground_truth, draw_precision_recall, overlay
+from lambdanets.inference.figures import draw_ground_truth, overlay
 from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
 from lambdanets.inference.predictor import save_image
 from lambdanets.inference.tiles import drop_duplicates, is_cut, tile_batches
@@ -60,11 +60,6 @@ class DetectionEvaluator(CocoEvaluator):
         """Write results.json, too."""
         write_json(folder / "results.json", evaluation.results, None)
         super().write(evaluation, folder)
-
-    def draw(self, evaluation: Any, folder: Path) -> None:
-        """Draw precision_recall.png, too."""
-        super().draw(evaluation, folder)
-        draw_precision_recall(evaluation.scores, folder)
 
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
         (found,) = self.predictor.infer([image])

@@ -1,4 +1,4 @@
-"""Figures: objects and classes drawn over images, predictions beside the truth, curves, and confusion matrices."""
+"""Figures: objects and classes drawn over images, predictions beside the truth, and confusion matrices."""
 
 import colorsys
 import math
@@ -18,7 +18,6 @@ from lambdanets.data.coco.images import BACKGROUND, IGNORED
 from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.inference.coco_scores import RECALLS, Scores
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.terminal import csv_table, printable
@@ -152,19 +151,6 @@ def save_figure(figure: Any, path: Path) -> None:
     with atomic_open(path) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for class names in other scripts
         figure.savefig(file, format="png", dpi=110)
-
-
-def draw_precision_recall(scores: Scores, folder: Path) -> None:
-    """Plot the curves of boxes and masks, at IoU 0.5 and 0.75 and averaged over IoUs, in precision_recall.png."""
-    figure = new_figure(10, 4.2)
-    for axis, (iou_type, title) in zip(figure.subplots(1, 2), (("bbox", "boxes"), ("segm", "masks")), strict=True):
-        axis.set(xlabel="recall", ylabel="precision", title=title, xlim=(0, 1), ylim=(0, 1.02))
-        axis.grid(alpha=0.3)
-        for name, label in {"AP50": "IoU 0.5", "AP75": "IoU 0.75", "AP": "mean"}.items():
-            if (curve := scores.curve(iou_type, name)) is not None:
-                axis.plot(RECALLS, curve, label=f"{label}: {name} {100 * curve.mean():.1f}%", clip_on=False)
-                axis.legend(loc="upper right")
-    save_figure(figure, folder / "precision_recall.png")
 
 
 def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, folder: Path) -> None:
