@@ -20,7 +20,7 @@ from lambdanets.adoption import foreign_state_dict, is_adopted
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.loading import load_network, load_one_of
+from lambdanets.inference.loading import load, load_network
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models import create_model
 from lambdanets.models.factory import ADOPTED_PREFIX
@@ -66,11 +66,11 @@ def save_pretrained(
     changed after they were created, for example by `replace_convolutions`. Every saved folder was loaded again, and
     its outputs compared.
     """
-    folder, source = Path(folder), model
-    scores: dict[str, Any] = {}
+    source: Any = model
+    folder, scores = Path(folder), {}
     if isinstance(model, str | os.PathLike):
         found = find_weights(model)
-        source, result = load_one_of((Classifier,), found, "cpu"), found.file.with_name("result.json")
+        source, result = load(found, device="cpu"), found.file.with_name("result.json")
         scores = read_json(result, dict[str, Any]) if result.is_file() else {}
     card = source.card.without_paths() if isinstance(source, Classifier) else None
     network: Any = source.model if isinstance(source, Classifier) else source
@@ -125,7 +125,7 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
     """
     problem = "model must not have changes such as those of replace_convolutions; save its state_dict() instead"
     try:
-        loaded = load_one_of((Classifier,), folder, "cpu")
+        loaded: Any = load(folder, device="cpu")
     except InputError as error:
         raise InputError(problem) from error
     networks, multiple = [loaded.model], 1
@@ -187,7 +187,7 @@ def load_adopted(source: str, model: str | None = None, *, pretrained: bool = Tr
     if ":" not in source and not weights_in(path) and (timm.is_model(name) or not path.exists()):
         return create_model(f"{ADOPTED_PREFIX}{name}", pretrained)  # an empty folder hides no architecture
     if (found := find_weights(source)).is_hub_format:
-        classifier: Classifier = load_one_of((Classifier,), found, "cpu")
+        classifier: Any = load(found, device="cpu")
         if not is_adopted(classifier.model):
             got = f"{classifier.card.model} with none"
             raise InputError(f"{source} must contain lambda layers that adopt knows, got {got}")
