@@ -16,7 +16,6 @@ from lambdanets.inference.detections import (
     COLUMNS,
     MIN_SCORE,
     Detections,
-    label_image_name,
     make_label_image,
     measure_objects,
 )
@@ -83,10 +82,10 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
     names = sorted({row["class"] for row in rows})
     counts = [(name, sum(row["class"] == name for row in rows)) for name in names] if len(names) > 1 else []
     drawn = overlay(image, visible)
-    label_name = label_image_name("labels", labels)
+    label_name, image_format = ("labels.png", "PNG") if labels.dtype == np.uint16 else ("labels.tif", "TIFF")
     table = [COLUMNS, *([name, *(row[column] for column in COLUMNS[1:])] for row in rows)]
     files = {
-        label_name: _encode(Image.fromarray(labels), "PNG" if label_name.endswith("png") else "TIFF"),
+        label_name: _encode(Image.fromarray(labels), image_format),
         "objects.csv": csv_table(table).encode("utf-8", "backslashreplace"),
         "overlay.png": _encode(drawn),
     }

@@ -141,8 +141,3 @@ def measure_objects(image: Image.Image, labels: np.ndarray, objects: Detections)
         **{column: table[name].round(_DIGITS).tolist() for name, column in _PROPERTIES.items()},
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def label_image_name(name: str, labels: np.ndarray) -> str:
-    """Return the file name of a label image: NAME.png with 16 bits, or NAME.tif with 32 bits."""
-    return f"{name}.png" if labels.dtype == np.uint16 else f"{name}.tif"

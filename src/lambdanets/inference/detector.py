@@ -23,7 +23,6 @@ from lambdanets.inference.detections import (
     MASK_THRESHOLD,
     MIN_SCORE,
     Detections,
-    label_image_name,
     make_label_image,
     measure_objects,
 )
@@ -141,8 +140,8 @@ class Detector(CocoPredictor):
             "objects": measure_objects(image, labels, visible),
         }
         if options["figures"]:
-            save_image(overlay(image, visible), stem.with_name(f"{stem.name}.png"))
-        save_image(fromarray(labels), stem.parent / "labels" / label_image_name(stem.name, labels))
+            save_image(overlay(image, visible), stem)
+        save_image(fromarray(labels), stem.parent / "labels" / stem.name)
         return row
 
     def describe(self, row: Mapping[str, Any]) -> str:

@@ -183,9 +183,9 @@ def load_adopted(source: str, model: str | None = None, *, pretrained: bool = Tr
 
     Raises InputError if the network has no lambda layers, or if a layer cannot be replaced.
     """
-    name, path = source.removeprefix(ADOPTED_PREFIX), Path(source)
-    if ":" not in source and not weights_in(path) and (timm.is_model(name) or not path.exists()):
-        return create_model(f"{ADOPTED_PREFIX}{name}", pretrained)  # an empty folder hides no architecture
+    name = source.removeprefix(ADOPTED_PREFIX)
+    if ":" not in source and not weights_in(Path(source)):  # a folder without weights hides no architecture
+        return create_model(f"{ADOPTED_PREFIX}{name}", pretrained)
     if (found := find_weights(source)).is_hub_format:
         classifier: Any = load(found, device="cpu")
         if not is_adopted(classifier.model):

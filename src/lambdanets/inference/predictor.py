@@ -227,11 +227,12 @@ def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
         raise UnreadableImage(name, one_line(error)) from error
 
 
-def save_image(image: Image, path: Path) -> None:
-    """Write a PNG, or else a TIFF, atomically. Creates its folder."""
-    path.parent.mkdir(exist_ok=True)
-    with atomic_open(path) as file:
-        image.save(file, "PNG" if path.suffix == ".png" else "TIFF")
+def save_image(image: Image, stem: Path) -> None:
+    """Write STEM.png, or STEM.tif for an image of 32 bits, atomically. Creates its folder."""
+    suffix, kind = (".tif", "TIFF") if image.mode == "I" else (".png", "PNG")
+    stem.parent.mkdir(exist_ok=True)
+    with atomic_open(stem.with_name(stem.name + suffix)) as file:
+        image.save(file, kind)
 
 
 @contextmanager

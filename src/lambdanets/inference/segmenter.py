@@ -116,10 +116,10 @@ class Segmenter(CocoPredictor):
         self, prediction: Segmentation, image: Image.Image, number: int, stem: Path, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write the figure and the semantic mask of an image; the row has the number of pixels of each class."""
-        labels, figure = prediction.labels.numpy(), stem.with_name(f"{stem.name}.png")
-        save_image(Image.fromarray(labels), stem.parent / "classes" / figure.name)
+        labels = prediction.labels.numpy()
+        save_image(Image.fromarray(labels), stem.parent / "classes" / stem.name)
         if options["figures"]:
-            save_image(overlay_classes(image, labels), figure)
+            save_image(overlay_classes(image, labels), stem)
         return {"pixels": [count for _, count in prediction.pixels]}
 
     def describe(self, row: Mapping[str, Any]) -> str:
