@@ -46,12 +46,14 @@ def main(arguments: list[str]) -> int:
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
         folder.is_started()  # before PyTorch is imported, which takes seconds
+    from lambdanets.data.image_search import describe_classes, describe_left_out
     from lambdanets.inference.loading import load
 
     model = load(options.model, device=options.device)
     names, known = ("data", "images", "data_root"), signature(model.evaluator).parameters
     evaluator = model.evaluator(**given_options(options, names, known, model.card.task))
-    echo(*evaluator.describe())
+    echo(*([f"images: {evaluator.source}"] if evaluator.source else []))
+    echo(describe_classes(model.card.classes), describe_left_out(evaluator.left_out))
     with folder.open() if folder is not None else contextlib.nullcontext():
         evaluation = evaluator.evaluate(options.batch_size, options.workers)
         report_unreadable(evaluation.unreadable)

@@ -79,16 +79,16 @@ def main(arguments: list[str]) -> int:
 
     weights = find_weights(options.model)
     predictor = load(weights, device=options.device)
-    defaults = predictor.command_options
-    task_options = defaults | given_options(options, _OF_SOME_TASKS, defaults, predictor.card.task)
+    card, defaults = predictor.card, predictor.command_options
+    task_options = {**defaults, **given_options(options, _OF_SOME_TASKS, defaults, card.task)}
     found = find_images(options.images, predictor.accepts)
     report_left_out(found)
-    paths = found.paths
-    stretch = predictor.card.stretch if options.stretch is None else options.stretch == "on"
+    stretch = card.stretch if options.stretch is None else options.stretch == "on"
     reading = {"channel": options.channel, "stretch": stretch}
-    if "tile_size" in task_options:
-        reading["tile_size"] = task_options["tile_size"] or None
-    images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
+    if "tile_size" in defaults:
+        side = task_options["tile_size"]
+        reading["tile_size"] = (getattr(card, "tile_size", None) if side is None else side) or None
+    images_hash = hashlib.sha256("\n".join(map(str, found.paths)).encode("utf-8", "surrogateescape")).hexdigest()
     identity = {"weights": weights.sha256()} | task_options | reading | {"images": images_hash}
     out = options.out or Path(predictor.default_out)
     with (
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
         resumable(f"finished images are saved in {path}"),
         open_journal(path, identity) as journal,
     ):
-        _predict(predictor, paths, journal, out, task_options, batch_size=options.batch_size, **reading)
+        _predict(predictor, found.paths, journal, out, task_options, batch_size=options.batch_size, **reading)
     return 0
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -140,6 +140,7 @@ class Classifier(Predictor):
 
     card_type = ClassifierCard
     evaluator_type = ClassificationEvaluator
+    command_options: ClassVar[Mapping[str, Any]] = {"top": 3}
     default_batch_size = 32
 
     card: ClassifierCard
@@ -150,10 +151,6 @@ class Classifier(Predictor):
         rates = {"drop_path_rate": "drop_path", "drop_rate": "dropout"}  # of recipes
         drop_rates = {name: rate for name, field in rates.items() if (rate := getattr(architecture, field, 0.0))}
         return create_model(architecture.model, **architecture.checked_options() | drop_rates | shape)
-
-    @property
-    def command_options(self) -> dict[str, Any]:
-        return {"top": 3}
 
     def infer(self, images: Sequence[Image], *, batch_size: int = 1) -> list[Prediction]:
         transform = self.card.preprocessing.transform()

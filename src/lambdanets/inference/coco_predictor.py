@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -80,11 +80,9 @@ class CocoEvaluator(Evaluator):
 class CocoPredictor(Predictor):
     """Base of `Detector` and `Segmenter`."""
 
-    card: CocoCard
+    command_options: ClassVar[Mapping[str, Any]] = {"figures": True, "tile_size": None}
 
-    @property
-    def command_options(self) -> dict[str, Any]:
-        return {"figures": True, "tile_size": getattr(self.card, "tile_size", None)}
+    card: CocoCard
 
     @property
     def categories(self) -> tuple[Category, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL.Image import Image, fromarray
@@ -70,14 +70,11 @@ class Detector(CocoPredictor):
 
     card_type = DetectorCard
     evaluator_type = DetectionEvaluator
+    command_options: ClassVar[Mapping[str, Any]] = {**CocoPredictor.command_options, "score": MIN_SCORE}
     default_out = "detections"
 
     model: MaskRCNN
     card: DetectorCard
-
-    @property
-    def command_options(self) -> dict[str, Any]:
-        return super().command_options | {"score": MIN_SCORE}
 
     @staticmethod
     def build(architecture: DetectorArchitecture, num_classes: int) -> MaskRCNN:

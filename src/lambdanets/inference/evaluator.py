@@ -11,7 +11,6 @@ import torch
 from pydantic import PositiveInt
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.inference.loading import load
 from lambdanets.inference.predictor import Predictor
@@ -62,11 +61,6 @@ class Evaluator(ABC):
     ) -> None:
         self.predictor, self.images = predictor, images
         self.source, self.left_out = source, dict(left_out)
-
-    def describe(self) -> list[str]:
-        """Describe the images, for the command."""
-        source = [f"images: {self.source}"] if self.source else []
-        return [*source, describe_classes(self.predictor.card.classes), describe_left_out(self.left_out)]
 
     @abstractmethod
     def batches(self, **options: Any) -> Batches:

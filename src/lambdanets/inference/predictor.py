@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -42,6 +43,8 @@ class Predictor(ABC):
     card_type: ClassVar[type[ModelCard]]
     evaluator_type: "ClassVar[type[Evaluator]]"
     default_batch_size: ClassVar[int] = 1  # of `predict`
+    # The options of `lambdanets predict` for some tasks that this one has, with their default values.
+    command_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     default_out: ClassVar[str] = "predictions.jsonl"  # of the command: a file if it has a suffix, or else a folder
 
     model: Any
@@ -59,11 +62,6 @@ class Predictor(ABC):
     def accepts(name: str) -> bool:
         """Whether `lambdanets predict` takes a file of this name in a folder; by default, whether it is an image."""
         return is_image_name(name)
-
-    @property
-    def command_options(self) -> dict[str, Any]:
-        """The options of `lambdanets predict` for some tasks that this one has, with their default values."""
-        return {}
 
     @property
     def classes(self) -> tuple[str, ...]:
