@@ -176,12 +176,8 @@ def push_to_hub(
 def load_adopted(source: str, model: str | None = None, *, pretrained: bool = True) -> Classifier | nn.Module:
     """Load a network of timm whose lambda layers are adopted; as a classifier, if it is in a folder.
 
-    source: name of a timm model; "hf-hub:USER/NAME"; a folder in timm's hub format; or a weight file (.safetensors,
-        .pth, .ckpt; read without running code from it).
-    model: for a weight file, the name of its timm model.
-    pretrained: for a name, download the published weights; otherwise initialize randomly.
-
-    Raises InputError if the network has no lambda layers, or if a layer cannot be replaced.
+    The arguments are the options of `lambdanets adopt`. Raises InputError if the network has no lambda layers, or if a
+    layer cannot be replaced.
     """
     name = source.removeprefix(ADOPTED_PREFIX)
     if ":" not in source and not weights_in(Path(source)):  # a folder without weights hides no architecture
