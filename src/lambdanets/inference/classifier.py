@@ -121,7 +121,7 @@ class ClassificationEvaluator(Evaluator):
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def score(self, measures: list[Any], unreadable: list[str]) -> ClassificationEvaluation:
-        indices, labels, predicted, confidence, losses = map(np.array, zip(*sorted(measures), strict=True))
+        indices, labels, predicted, confidence, losses = map(np.array, zip(*measures, strict=True))
         classes, confidence, loss = self.predictor.classes, confidence.astype(np.float32), float(losses.mean())
         return ClassificationEvaluation(classes, indices, labels, predicted, confidence, loss, unreadable)
 

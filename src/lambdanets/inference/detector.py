@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,7 +48,7 @@ class DetectionEvaluator(CocoEvaluator):
         ]
 
     def score(self, measures: list[Any], unreadable: list[str]) -> CocoEvaluation:
-        by_index = dict(sorted(measures, key=itemgetter(0)))
+        by_index = dict(measures)
         results = [result for found in by_index.values() for result in found]
         truth, max_detections = self.images.annotations.to_coco([*by_index]), self.predictor.card.max_detections
         scores = evaluate_results(truth, results, max_detections=max_detections)

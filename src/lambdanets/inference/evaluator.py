@@ -72,7 +72,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def score(self, measures: list[Any], unreadable: list[str]) -> Any:
-        """Return the `Evaluation` of measures, in any order."""
+        """Return the `Evaluation` of measures, which are in the order of the images."""
 
     def write(self, evaluation: Any, folder: Path) -> None:
         """Write scores.json and figures into a folder."""

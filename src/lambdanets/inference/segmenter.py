@@ -66,7 +66,7 @@ class SegmentationEvaluator(CocoEvaluator):
         ]
 
     def score(self, measures: list[Any], unreadable: list[str]) -> CocoEvaluation:
-        readable = sorted(counts.image_index for counts in measures)
+        readable = [counts.image_index for counts in measures]
         return CocoEvaluation(summarize(measures, self.predictor.classes), readable, unreadable)
 
     def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
