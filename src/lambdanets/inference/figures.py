@@ -161,10 +161,9 @@ def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledIma
     num_rows = -(-len(shown) // COLUMNS)
     figure = new_figure(1.5 * COLUMNS, 0.5 + 1.95 * num_rows)
     figure.suptitle(predictions.counts(), fontsize=13)
-    grid = figure.subplots(num_rows, COLUMNS, squeeze=False)
-    for axis in grid.flat:
+    for number, i in enumerate(shown, 1):
+        axis = figure.add_subplot(num_rows, COLUMNS, number)
         axis.set_axis_off()
-    for axis, i in zip(grid.flat, shown, strict=False):
         image, _ = images.load(int(predictions.indices[i]))
         prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
         truth = "" if is_correct[i] else f"\nis {classes[predictions.labels[i]]}"
@@ -176,22 +175,18 @@ def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledIma
 
 def write_confusion(evaluation: "ClassificationEvaluation", folder: Path) -> None:
     """Write confusion_matrix.csv and confusion_matrix.png: rows are true classes, columns are predicted ones."""
+    from sklearn.metrics import ConfusionMatrixDisplay  # predictions do not need it
+
     classes, matrix = evaluation.classes, evaluation.confusion_matrix
     rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
     atomic_write(folder / "confusion_matrix.csv", encode_utf8(csv_table([("true \\ predicted", *classes), *rows])))
-    fractions = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     side = min(max(4.0, 0.3 * len(classes)), 24.0)
     figure = new_figure(side + 1.5, side + 0.5)
-    axis = figure.subplots()
-    image = axis.imshow(fractions, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    figure.colorbar(image, ax=axis, label="fraction of the true class")
-    axis.set(xlabel="predicted", ylabel="true", title=f"{matrix.sum():,} images, top-1 {evaluation.top1:.4f}")
-    if len(classes) <= MAX_CLASSES_WITH_NAMES:
-        names = [printable(name) for name in classes]
-        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8, parse_math=False)
-        axis.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
-    if len(classes) <= MAX_CLASSES_WITH_COUNTS:
-        for (row, column), count in np.ndenumerate(matrix):
-            color = "white" if fractions[row, column] > 0.5 else "black"
-            axis.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=color)
+    axis, has_counts = figure.subplots(), len(classes) <= MAX_CLASSES_WITH_COUNTS
+    names = [printable(name).replace("$", r"\$") for name in classes]
+    shown = ConfusionMatrixDisplay(matrix, display_labels=names)
+    shown.plot(ax=axis, include_values=has_counts, cmap="Blues", xticks_rotation="vertical")
+    axis.set_title(evaluation.counts())
+    if len(classes) > MAX_CLASSES_WITH_NAMES:
+        axis.set(xticks=[], yticks=[])
     save_figure(figure, folder / "confusion_matrix.png")
