@@ -152,5 +152,5 @@ def _predict(
 def report_unreadable(unreadable: Sequence[str]) -> None:
     """Print how many images were skipped, and why."""
     if unreadable:
-        echo(f"skipped {len(unreadable)} unreadable images:", file=sys.stderr)
-        echo(*(f"  {message}" for message in unreadable), file=sys.stderr)
+        lines = (f"  {message}" for message in unreadable)
+        echo(f"skipped {len(unreadable)} unreadable images:", *lines, file=sys.stderr)

@@ -120,14 +120,13 @@ class Predictor(ABC):
         batch_size: int = 1,
         *,
         channel: int | None = None,
-        stretch: bool | None = None,
+        stretch: bool = False,
         **options: Any,
     ) -> Iterator[tuple[Path, Any, Any]]:
         """Yield path, image and prediction of each readable file; messages about the others go to `unreadable`.
 
-        channel, stretch: as in `read_image`; stretch is by default that of the model card. options: as in `predict`.
+        channel, stretch: as in `read_image`. options: as in `predict`.
         """
-        stretch = self.card.stretch if stretch is None else stretch
         for start in range(0, len(paths), batch_size):
             images: list[tuple[Path, Any]] = []
             for path in paths[start : start + batch_size]:
