@@ -30,7 +30,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Options that make commands of the pages fast.
 SMALL = {
     "train": "--epochs 1 --batch-size 4 --image-size 64 --workers 0 --warmup-epochs 0 --learning-rate 1e-4",
-    "adopt": "--seconds 0",
     "export": "--seconds 0",
     "benchmark": "--shapes 7x7x16 --scopes 3 --repeats 3 --seconds 0.01 --candidates lambdanets convolution",
 }

@@ -13,7 +13,7 @@ from training.teachers import write_teacher
 
 FILES = {
     "classification": ["confusion_matrix.csv", "confusion_matrix.png", "predictions.png", "scores.json"],
-    "detection": ["precision_recall.png", "predictions.png", "results.json", "scores.json"],
+    "detection": ["predictions.png", "results.json", "scores.json"],
     "segmentation": ["predictions.png", "scores.json"],
 }
 

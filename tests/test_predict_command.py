@@ -203,20 +203,20 @@ def test_predict_refuses_an_output_that_exists_or_is_in_use(runs, photos, tmp_pa
     command = ("predict", runs["classification"], image, "--out", out)
     with locked(tmp_path / ".out.jsonl.lock", out):
         assert "out.jsonl is in use by another process" in fail(capsys, *command)
-    load = loading.load_one_of
+    load = loading.load
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         out.write_text("from another process")
-        return load(*arguments)
+        return load(*arguments, **options)
 
-    monkeypatch.setattr(loading, "load_one_of", slow)
+    monkeypatch.setattr(loading, "load", slow)
     for _ in range(2):
         assert "exists; choose another file" in fail(capsys, *command)
         assert out.read_text() == "from another process"
 
 
 def test_out_of_memory_is_reported_in_one_line(runs, photos, monkeypatch, capsys):
-    monkeypatch.setattr(loading, "load_one_of", lambda *_: torch.empty(1 << 50))
+    monkeypatch.setattr(loading, "load", lambda *_, **__: torch.empty(1 << 50))
     for command in (["evaluate", runs["detection"]], ["predict", runs["detection"], photos]):
         assert fail(capsys, *command).startswith("lambdanets: out of memory; free memory, or choose a smaller batch")
 
@@ -227,7 +227,7 @@ ERRORS = [
     ("predict nowhere IMAGE", "nowhere must be a run folder"),
     ("predict MODEL TEXT --out new", "none of the 1 images could be read"),
     ("predict classification IMAGE --out nowhere/x.jsonl", "nowhere/x.jsonl: No such file or directory"),
-    ("predict classification IMAGE --score 0", "lambdanets predict with a classification model has no option --score"),
+    ("predict classification IMAGE --score 0", "a classification model has no option --score"),
     ("predict detection IMAGE --out PHOTOS", "is not empty"),
     ("evaluate MODEL --device gpu", "device must be cpu"),
     ("evaluate MODEL --out PHOTOS", "is not empty"),

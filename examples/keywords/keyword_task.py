@@ -137,7 +137,7 @@ class KeywordSpotter(Predictor):
         except (OSError, EOFError, wave.Error) as error:
             raise UnreadableImage(str(path), str(error)) from error
 
-    def write(self, prediction: str, image: Any, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
+    def write(self, prediction: str, image: Any, number: int, stem: Path, options: Any) -> dict[str, Any]:
         return {"keyword": prediction}
 
 

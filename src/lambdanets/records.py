@@ -36,6 +36,7 @@ def _check_ascending(values: tuple[float, float], info: ValidationInfo) -> tuple
 
 
 Range = Annotated[tuple[float, float], Strict(False), AfterValidator(_check_ascending)]
+Fractions = Annotated[tuple[Fraction, Fraction], Strict(False), AfterValidator(_check_ascending)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))

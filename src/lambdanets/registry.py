@@ -15,64 +15,49 @@ class TaskEntry:
     """An entry of the registry. Names are "module:name", imported on first use, so that --help is fast.
 
     recipe: its class. implementation: the Task. predictor: the class of trained models.
-    predict_options, evaluate_options: the options that the task adds to `lambdanets predict` and `lambdanets evaluate`.
     extra: the extra of this package that training needs.
     """
 
     recipe: str
     implementation: str
     predictor: str
-    predict_options: str = "lambdanets.inference.task_options:NoOptions"
-    evaluate_options: str = "lambdanets.inference.task_options:NoOptions"
     extra: str = "train"
 
 
-_CLASSIFICATION = TaskEntry(
-    "lambdanets.tasks.recipes:ClassificationRecipe",
-    "lambdanets.tasks.classification:ClassificationTask",
-    "lambdanets.inference.classifier:Classifier",
-    "lambdanets.inference.task_options:ClassifierOptions",
-    "lambdanets.inference.task_options:ClassifierData",
-)
 TASKS = {
-    "classification": _CLASSIFICATION,
-    "student": dataclasses.replace(
-        _CLASSIFICATION,
-        recipe="lambdanets_lab.pseudo.recipe:StudentRecipe",
-        implementation="lambdanets_lab.pseudo.student:StudentTask",
+    "classification": TaskEntry(
+        "lambdanets.tasks.recipes:ClassificationRecipe",
+        "lambdanets.tasks.classification:ClassificationTask",
+        "lambdanets.inference.classifier:Classifier",
+    ),
+    "student": TaskEntry(
+        "lambdanets_lab.pseudo.recipe:StudentRecipe",
+        "lambdanets_lab.pseudo.student:StudentTask",
+        "lambdanets.inference.classifier:Classifier",
     ),
     "detection": TaskEntry(
         "lambdanets.tasks.recipes:DetectionRecipe",
         "lambdanets.tasks.detection:DetectionTask",
         "lambdanets.inference.detector:Detector",
-        "lambdanets.inference.task_options:DetectorOptions",
-        "lambdanets.inference.task_options:CocoData",
         "detection",
     ),
     "segmentation": TaskEntry(
         "lambdanets.tasks.recipes:SegmentationRecipe",
         "lambdanets.tasks.segmentation:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
-        "lambdanets.inference.task_options:MaskOptions",
-        "lambdanets.inference.task_options:CocoData",
         "detection",
     ),
 }
 
 
-def installed_tasks() -> dict[str, TaskEntry]:
-    """Return TASKS, after adding the tasks of installed packages."""
-    from importlib.metadata import entry_points  # takes longer than the rest of --help
-
-    for point in entry_points(group="lambdanets.tasks"):
-        if point.name not in TASKS:
-            TASKS[point.name] = point.load()
-    return TASKS
-
-
 def task_entry(task: object) -> TaskEntry | None:
     """Return the entry of a task that a file names, also of an installed package; None if it is unknown."""
-    return TASKS.get(str(task)) or installed_tasks().get(str(task))
+    from importlib.metadata import entry_points  # takes longer than the rest of --help
+
+    name = str(task)
+    for point in entry_points(group="lambdanets.tasks", name=name) if name not in TASKS else ():
+        TASKS[name] = point.load()
+    return TASKS.get(name)
 
 
 def predictor_of(task: str) -> Any:

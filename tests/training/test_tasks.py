@@ -22,7 +22,7 @@ from training.runs import assert_same_result, interrupted_run, load_weights
 
 FIGURES = {
     "classification": {"curves.png", "predictions.png"},
-    "detection": {"curves.png", "predictions.png", "precision_recall.png"},
+    "detection": {"curves.png", "predictions.png"},
     "segmentation": {"curves.png", "predictions.png"},
 }
 LOSSES = {

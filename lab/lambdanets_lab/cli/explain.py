@@ -1,7 +1,7 @@
 """`lambdanets explain`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.records import record
@@ -38,13 +38,11 @@ def main(arguments: list[str]) -> int:
     folder = WorkFolder(options.out)
     folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.data.images import read_image
-    from lambdanets.inference.classifier import Classifier
-    from lambdanets.inference.detector import Detector
-    from lambdanets.inference.loading import load_one_of
+    from lambdanets.inference.loading import load
     from lambdanets_lab.explain.explanation import explain
     from lambdanets_lab.explain.report import write_report
 
-    source = load_one_of((Classifier, Detector), options.checkpoint, options.device)
+    source: Any = load(options.checkpoint, device=options.device)
     image = read_image(options.image, channel=options.channel, stretch=source.card.stretch)
     explanation = explain(source, image, stretch=False)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at

@@ -12,11 +12,16 @@ from pydantic import Field
 
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.detections import COLUMNS, Detections, label_image_name, make_label_image, measure_objects
+from lambdanets.inference.detections import (
+    COLUMNS,
+    MIN_SCORE,
+    Detections,
+    make_label_image,
+    measure_objects,
+)
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.figures import brighten, overlay, overlay_classes
 from lambdanets.inference.segmenter import Segmenter
-from lambdanets.inference.task_options import MIN_SCORE
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.layers.base import LambdaBase
 from lambdanets.records import check
@@ -77,10 +82,10 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
     names = sorted({row["class"] for row in rows})
     counts = [(name, sum(row["class"] == name for row in rows)) for name in names] if len(names) > 1 else []
     drawn = overlay(image, visible)
-    label_name = label_image_name("labels", labels)
+    label_name, image_format = ("labels.png", "PNG") if labels.dtype == np.uint16 else ("labels.tif", "TIFF")
     table = [COLUMNS, *([name, *(row[column] for column in COLUMNS[1:])] for row in rows)]
     files = {
-        label_name: _encode(Image.fromarray(labels), "PNG" if label_name.endswith("png") else "TIFF"),
+        label_name: _encode(Image.fromarray(labels), image_format),
         "objects.csv": csv_table(table).encode("utf-8", "backslashreplace"),
         "overlay.png": _encode(drawn),
     }

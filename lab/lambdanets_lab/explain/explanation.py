@@ -14,7 +14,7 @@ from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.loading import load_one_of
+from lambdanets.inference.loading import load
 from lambdanets.inference.predictor import ImageInput, evaluation_mode, image_batches
 from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets_lab.explain.attention import AttentionMap, compute_attention_map, shared_keys
@@ -204,7 +204,7 @@ def explain(
 
     Raises InputError for an invalid argument, and for a network without lambda layers.
     """
-    loaded = load_one_of((Classifier, Detector), model) if isinstance(model, str | os.PathLike) else model
+    loaded = load(model) if isinstance(model, str | os.PathLike) else model
     if isinstance(loaded, nn.Module):
         inputs = image if isinstance(image, tuple) else (image,)
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 3:

@@ -11,9 +11,10 @@ import numpy as np
 
 from lambdanets.data.images import check_unreadable
 from lambdanets.data.shards import open_shards
+from lambdanets.errors import InputError
 from lambdanets.files import remove_unfinished
 from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
-from lambdanets.inference.loading import load_one_of
+from lambdanets.inference.loading import load
 from lambdanets.models.weights import find_weights
 from lambdanets.progress import track
 from lambdanets.records import read_json, write_json
@@ -62,7 +63,9 @@ def label_shards(
     """
     set_device(get_world())
     source = find_weights(teacher)
-    classifier = load_one_of((Classifier,), source, device)
+    classifier = load(source, device=device)
+    if not isinstance(classifier, Classifier):
+        raise InputError(f"teacher must be a classification model, got a {classifier.card.task} model")
     images = replace(open_shards(shards)["train"], classes=())
     description = {"model": classifier.card.model, "weights": source.sha256(), "images": images.fingerprint}
     names = [Path(shard.name).stem for shard in images.shards]

@@ -1,29 +1,35 @@
 """`lambdanets evaluate`."""
 
 import contextlib
-from dataclasses import asdict
-from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import PositiveInt
 
-from lambdanets.cli.options import POSITIONAL, parse_for_model
+from lambdanets.cli.options import POSITIONAL, given_options, parse
 from lambdanets.cli.predict import report_unreadable
 from lambdanets.records import Workers, record
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
 
-DESCRIPTION = """Evaluate a model of any task on labeled images: top-1 accuracy of a classifier, average precision (AP)
-of a detector, Dice, IoU and boundary F1 of a segmenter."""
-
 
 @record
 class EvaluateOptions:
-    """All tasks."""
+    """Evaluate a model of any task on labeled images.
+
+    Top-1 accuracy of a classifier, average precision (AP) of a detector, Dice, IoU and boundary F1 of a segmenter.
+    """
 
     model: Annotated[str, POSITIONAL]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
+    data: str | None = None
+    """Labeled images; by default those of the run. For a classifier, a dataset with the same classes: its validation
+    split, or all images if it has none. For others, a COCO-format JSON file of instances with the same categories."""
+    images: str | None = None
+    """Detection and segmentation: the images of --data, a folder or an uncompressed tar."""
+    data_root: str | None = None
+    """Classification: root folder of a timm dataset, such as torch/cifar10."""
     out: Path | None = None
     """New folder for tables of scores and figures; no files by default."""
     batch_size: PositiveInt | None = None
@@ -36,16 +42,18 @@ class EvaluateOptions:
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets evaluate` and return its exit code."""
-    parse = partial(parse_for_model, EvaluateOptions, arguments, command="evaluate", description=DESCRIPTION)
-    options = parse()[0]
+    options = parse(EvaluateOptions, arguments, "evaluate")
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
         folder.is_started()  # before PyTorch is imported, which takes seconds
+    from lambdanets.data.image_search import describe_classes, describe_left_out
     from lambdanets.inference.loading import load
 
     model = load(options.model, device=options.device)
-    evaluator = model.evaluator(**asdict(parse(task=model.card.task)[1]))
-    echo(*evaluator.describe())
+    names, known = ("data", "images", "data_root"), signature(model.evaluator).parameters
+    evaluator = model.evaluator(**given_options(options, names, known, model.card.task))
+    echo(*([f"images: {evaluator.source}"] if evaluator.source else []))
+    echo(describe_classes(model.card.classes), describe_left_out(evaluator.left_out))
     with folder.open() if folder is not None else contextlib.nullcontext():
         evaluation = evaluator.evaluate(options.batch_size, options.workers)
         report_unreadable(evaluation.unreadable)

@@ -8,7 +8,7 @@ import inspect
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
@@ -17,7 +17,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import first_error
-from lambdanets.registry import find, installed_tasks
 
 Options = TypeVar("Options")
 POSITIONAL = "positional"  # annotation of a field that is given without its name
@@ -71,20 +70,15 @@ def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, d
     return records
 
 
-def parse_for_model(
-    common: type[Any], arguments: Sequence[str], *, command: str, description: str, task: str | None = None
-) -> list[Any]:
-    """Parse arguments of a command on a trained model: the options in common, and those that its task adds.
+def given_options(options: Any, names: Sequence[str], known: Collection[str], task: str) -> dict[str, Any]:
+    """Return those of the named options of a record that were given.
 
-    command: such as "predict"; the registry has the options of each task as predict_options. task: that of the model;
-    before it is read, which takes seconds, None allows the options of all tasks.
+    Raises InputError for one that is not known to the task of the model.
     """
-    kinds = {name: find(getattr(entry, f"{command}_options")) for name, entry in installed_tasks().items()}
-    prog = f"lambdanets {command}"
-    if task is not None:
-        prog += f" with a {task} model"  # for errors
-    chosen = dict.fromkeys(kinds.values()) if task is None else (kinds[task],)
-    return parse_all((common, *chosen), arguments, prog=prog, description=description)
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    for name in given.keys() - set(known):
+        raise InputError(f"a {task} model has no option --{name.replace('_', '-')}")
+    return given
 
 
 def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[str, tuple[str, Any]]) -> list[str]:

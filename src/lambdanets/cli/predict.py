@@ -3,18 +3,16 @@
 import contextlib
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from lambdanets.cli.options import POSITIONAL, parse_for_model
+from lambdanets.cli.options import POSITIONAL, given_options, parse
 from lambdanets.errors import InputError
 from lambdanets.progress import track
-from lambdanets.records import record
+from lambdanets.records import Fraction, TileSize, record
 from lambdanets.signals import resumable
 from lambdanets.terminal import echo
 from lambdanets.work import PARTIAL, Journal, WorkFolder, check_new_file, locked, open_journal
@@ -23,17 +21,19 @@ if TYPE_CHECKING:
     from lambdanets.inference.predictor import Predictor
 
 _JOURNAL = f"predictions{PARTIAL}"  # in output folders
-DESCRIPTION = """Predict on image files, with a model of any task.
-
-A classifier prints the most probable classes, and writes one line of JSON per image. A detector writes COCO-format
-results, a table of objects, and per image a figure and a label image, in which the pixels of object i have the value i.
-A segmenter writes a table with the pixels of each class, and per image a figure and a semantic mask, in which pixels of
-class i have the value i, and the background has 0."""
+_OF_SOME_TASKS = ("top", "score", "figures", "tile_size")  # options
+_MAX_STEM = 50  # characters of an image's name in the names of its files, which are limited to 255 bytes
 
 
 @record
 class PredictOptions:
-    """All tasks."""
+    """Predict on image files, with a model of any task.
+
+    A classifier prints the most probable classes, and writes one line of JSON per image. A detector writes COCO-format
+    results, a table of objects, and per image a figure and a label image, in which the pixels of object i have the
+    value i. A segmenter writes a table with the pixels of each class, and per image a figure and a semantic mask, in
+    which pixels of class i have the value i, and the background has 0.
+    """
 
     model: Annotated[str, POSITIONAL]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
@@ -49,14 +49,24 @@ class PredictOptions:
     stretch: Literal["on", "off"] | None = None
     """Map the intensities of background and objects to those of the model's training images, for images of other
     instruments and of more than 8 bits; by default as the model."""
+    top: PositiveInt | None = None
+    """Classification: number of most probable classes to report per image; by default 3."""
+    score: Fraction | None = None
+    """Detection: minimum score of the objects that are counted, drawn, and in label images and objects.csv; by default
+    0.5. results.json has all detections."""
+    figures: bool | None = None
+    """Detection and segmentation: draw the objects or classes of each image; the default."""
+    tile_size: TileSize | Literal[0] | None = None
+    """Detection and segmentation: side in pixels of overlapping tiles for images of more than two tiles; 0 for no
+    tiles; by default the model's, if it has one. A segmentation without tiles needs about 0.5 GB of memory per
+    megapixel."""
     device: str | None = None
     """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
 
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
-    parse = partial(parse_for_model, PredictOptions, arguments, command="predict", description=DESCRIPTION)
-    options = parse()[0]
+    options = parse(PredictOptions, arguments, "predict")
     if options.out is not None:
         check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
     if not options.images:
@@ -69,21 +79,24 @@ def main(arguments: list[str]) -> int:
 
     weights = find_weights(options.model)
     predictor = load(weights, device=options.device)
-    task_options = parse(task=predictor.card.task)[1]
+    card, defaults = predictor.card, predictor.command_options
+    task_options = {**defaults, **given_options(options, _OF_SOME_TASKS, defaults, card.task)}
     found = find_images(options.images, predictor.accepts)
     report_left_out(found)
-    paths = found.paths
-    stretch = predictor.card.stretch if options.stretch is None else options.stretch == "on"
-    reading = {"channel": options.channel, "stretch": stretch} | predictor.inference_options(task_options)
-    images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
-    identity = {"weights": weights.sha256()} | asdict(task_options) | reading | {"images": images_hash}
+    stretch = card.stretch if options.stretch is None else options.stretch == "on"
+    reading = {"channel": options.channel, "stretch": stretch}
+    if "tile_size" in defaults:
+        side = task_options["tile_size"]
+        reading["tile_size"] = (getattr(card, "tile_size", None) if side is None else side) or None
+    images_hash = hashlib.sha256("\n".join(map(str, found.paths)).encode("utf-8", "surrogateescape")).hexdigest()
+    identity = {"weights": weights.sha256()} | task_options | reading | {"images": images_hash}
     out = options.out or Path(predictor.default_out)
     with (
         _open_output(out, is_file=bool(Path(predictor.default_out).suffix)) as path,
         resumable(f"finished images are saved in {path}"),
         open_journal(path, identity) as journal,
     ):
-        _predict(predictor, paths, journal, out, task_options, batch_size=options.batch_size, **reading)
+        _predict(predictor, found.paths, journal, out, task_options, batch_size=options.batch_size, **reading)
     return 0
 
 
@@ -105,7 +118,12 @@ def _folder(out: Path) -> WorkFolder:
 
 
 def _predict(
-    predictor: "Predictor", paths: Sequence[Path], journal: Journal, out: Path, options: Any, **reading: Any
+    predictor: "Predictor",
+    paths: Sequence[Path],
+    journal: Journal,
+    out: Path,
+    options: Mapping[str, Any],
+    **reading: Any,
 ) -> None:
     """Predict on the images that are not in the journal yet, and write the files of all images at the end.
 
@@ -120,7 +138,8 @@ def _predict(
     predictions = predictor.predict_files(remaining, unreadable, **reading)
     try:
         for path, image, prediction in track(predictions, "predicting", len(remaining), "images"):
-            row = predictor.write(prediction, image, path, len(journal.entries) + 1, out, options)
+            number = len(journal.entries) + 1
+            row = predictor.write(prediction, image, number, out / f"{number:05}-{path.stem[:_MAX_STEM]}", options)
             journal.add({"path": str(path)} | row)
             echo(f"{path!s:<{width}}  {predictor.describe(row)}")
     finally:
@@ -133,5 +152,5 @@ def _predict(
 def report_unreadable(unreadable: Sequence[str]) -> None:
     """Print how many images were skipped, and why."""
     if unreadable:
-        echo(f"skipped {len(unreadable)} unreadable images:", file=sys.stderr)
-        echo(*(f"  {message}" for message in unreadable), file=sys.stderr)
+        lines = (f"  {message}" for message in unreadable)
+        echo(f"skipped {len(unreadable)} unreadable images:", *lines, file=sys.stderr)

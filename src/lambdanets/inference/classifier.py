@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from lambdanets.inference.evaluator import Evaluation, Evaluator
 from lambdanets.inference.figures import draw_predictions, write_confusion
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.predictor import Predictor
-from lambdanets.inference.task_options import ClassifierOptions
 from lambdanets.models import create_model
 from lambdanets.records import check
 
@@ -122,7 +121,7 @@ class ClassificationEvaluator(Evaluator):
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def score(self, measures: list[Any], unreadable: list[str]) -> ClassificationEvaluation:
-        indices, labels, predicted, confidence, losses = map(np.array, zip(*sorted(measures), strict=True))
+        indices, labels, predicted, confidence, losses = map(np.array, zip(*measures, strict=True))
         classes, confidence, loss = self.predictor.classes, confidence.astype(np.float32), float(losses.mean())
         return ClassificationEvaluation(classes, indices, labels, predicted, confidence, loss, unreadable)
 
@@ -141,6 +140,7 @@ class Classifier(Predictor):
 
     card_type = ClassifierCard
     evaluator_type = ClassificationEvaluator
+    command_options: ClassVar[Mapping[str, Any]] = {"top": 3}
     default_batch_size = 32
 
     card: ClassifierCard
@@ -187,9 +187,9 @@ class Classifier(Predictor):
         return ClassificationEvaluator(self, remap_labels(images, self.classes), source, left_out)
 
     def write(
-        self, prediction: Prediction, image: Image, path: Path, number: int, out: Path, options: ClassifierOptions
+        self, prediction: Prediction, image: Image, number: int, stem: Path, options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        best = prediction.top(options.top)
+        best = prediction.top(options["top"])
         return {"top": [{"class": name, "probability": round(probability, 6)} for name, probability in best]}
 
     def describe(self, row: Mapping[str, Any]) -> str:

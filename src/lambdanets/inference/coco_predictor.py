@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from lambdanets.inference.figures import draw_pairs
 from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.inference.segmentation_scores import SegmentationScores
-from lambdanets.inference.task_options import MaskOptions
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.records import TileSize, check
 from lambdanets.terminal import echo
@@ -81,6 +80,8 @@ class CocoEvaluator(Evaluator):
 class CocoPredictor(Predictor):
     """Base of `Detector` and `Segmenter`."""
 
+    command_options: ClassVar[Mapping[str, Any]] = {"figures": True, "tile_size": None}
+
     card: CocoCard
 
     @property
@@ -107,10 +108,6 @@ class CocoPredictor(Predictor):
     @abstractmethod
     def infer_tiles(self, image: Image, tile_size: int, batch_size: int) -> Any:
         """Predict on overlapping tiles of an image, of which `batch_size` share a forward pass."""
-
-    def inference_options(self, options: MaskOptions) -> dict[str, Any]:
-        tile_size = getattr(self.card, "tile_size", None) if options.tile_size is None else options.tile_size
-        return {"tile_size": tile_size or None}
 
     def evaluator(self, data: str | None = None, *, images: str | None = None) -> Evaluator:
         """Return the evaluator on the validation data of the training, or on other data with the same categories.

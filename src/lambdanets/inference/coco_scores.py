@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 from torchvision.ops import box_convert
 
-from lambdanets.data.coco.segmentations import CroppedMask, compress, masks_api
+from lambdanets.data.coco.segmentations import CroppedMask, compress
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.evaluator import format_score
 
 IOU_TYPES = ("bbox", "segm")
 # Columns of metrics.csv: COCO's iouType and metric.
 METRICS = {f"{kind}_{name}": (kind, name) for kind in IOU_TYPES for name in ("AP", "AP50")}
-IOUS = np.linspace(0.5, 0.95, 10)  # AP is the mean over them
-RECALLS = np.linspace(0, 1, 101)
-# Parts of `Scores.precision`. Area ranges: all, small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
+# Parts of `Scores.precision`: AP is the mean over the IoU thresholds 0.5, 0.55 ... 0.95. Area ranges: all, small (below
+# 32 x 32 pixels), medium (up to 96 x 96) and large.
 _PARTS = {
     "AP": np.s_[..., 0],
     "AP50": np.s_[:1, ..., 0],
@@ -98,15 +97,6 @@ class Scores:
         }
         return {**self.summary(), "AP_by_category": by_category}
 
-    def curve(self, iou_type: str, name: str) -> np.ndarray | None:
-        """Return the precision at RECALLS, (101,), averaged over categories; None without objects.
-
-        name: AP, AP50 or AP75, which is the mean of the curve.
-        """
-        precision = self.precision[iou_type][_PARTS[name]]
-        has_objects = (precision > -1).all(axis=(0, 1))
-        return precision[:, :, has_objects].mean(axis=(0, 2)) if has_objects.any() else None
-
 
 def _mean(precision: np.ndarray) -> float | None:
     valid = precision[precision > -1]
@@ -134,17 +124,11 @@ def evaluate_results(truth: Mapping[str, Any], results: Sequence[Result], *, max
         """Return copies, which faster-coco-eval changes, with ids from 1: it supports neither 0 nor negative ones."""
         return [{**entry, "id": n, "image_id": numbers[entry["image_id"]]} for n, entry in enumerate(entries, 1)]
 
-    areas = {
-        "bbox": [result["bbox"][2] * result["bbox"][3] for result in results],
-        "segm": [int(masks_api().area(result["segmentation"])) for result in results],
-    }
     precision = {}
-    for iou_type in IOU_TYPES:
-        detected = zip(renumber(results), areas[iou_type], strict=True)
-        predicted = [result | {"area": area, "iscrowd": 0} for result, area in detected]
-        pair = [COCO(dataset | {"annotations": each}) for each in (renumber(truth["annotations"]), predicted)]
-        evaluation = COCOeval_faster(*pair, iou_type)
-        evaluation.params.iouThrs, evaluation.params.recThrs = IOUS, RECALLS
+    for iou_type, other in (("bbox", "segmentation"), ("segm", "bbox")):
+        annotated = COCO(dataset | {"annotations": renumber(truth["annotations"])})
+        detected = [{name: value for name, value in each.items() if name != other} for each in renumber(results)]
+        evaluation = COCOeval_faster(annotated, annotated.loadRes(detected), iou_type)
         evaluation.params.maxDets = [max_detections]
         evaluation.evaluate()
         evaluation.accumulate()

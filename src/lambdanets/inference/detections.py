@@ -17,6 +17,7 @@ from torch import Tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 
 MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
+MIN_SCORE = 0.5  # objects with lower scores are neither drawn nor counted
 # Columns of the table, by property of scikit-image's regionprops.
 _PROPERTIES = {
     "label": "object",
@@ -140,8 +141,3 @@ def measure_objects(image: Image.Image, labels: np.ndarray, objects: Detections)
         **{column: table[name].round(_DIGITS).tolist() for name, column in _PROPERTIES.items()},
     }
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def label_image_name(name: str, labels: np.ndarray) -> str:
-    """Return the file name of a label image: NAME.png with 16 bits, or NAME.tif with 32 bits."""
-    return f"{name}.png" if labels.dtype == np.uint16 else f"{name}.tif"

@@ -3,9 +3,8 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL.Image import Image, fromarray
@@ -21,15 +20,14 @@ from lambdanets.inference.coco_scores import coco_results, evaluate_results
 from lambdanets.inference.detections import (
     COLUMNS,
     MASK_THRESHOLD,
+    MIN_SCORE,
     Detections,
-    label_image_name,
     make_label_image,
     measure_objects,
 )
-from lambdanets.inference.figures import draw_ground_truth, draw_precision_recall, overlay
+from lambdanets.inference.figures import draw_ground_truth, overlay
 from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
-from lambdanets.inference.predictor import numbered_name, save_image
-from lambdanets.inference.task_options import MIN_SCORE, DetectorOptions
+from lambdanets.inference.predictor import save_image
 from lambdanets.inference.tiles import drop_duplicates, is_cut, tile_batches
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import write_json
@@ -50,7 +48,7 @@ class DetectionEvaluator(CocoEvaluator):
         ]
 
     def score(self, measures: list[Any], unreadable: list[str]) -> CocoEvaluation:
-        by_index = dict(sorted(measures, key=itemgetter(0)))
+        by_index = dict(measures)
         results = [result for found in by_index.values() for result in found]
         truth, max_detections = self.images.annotations.to_coco([*by_index]), self.predictor.card.max_detections
         scores = evaluate_results(truth, results, max_detections=max_detections)
@@ -60,11 +58,6 @@ class DetectionEvaluator(CocoEvaluator):
         """Write results.json, too."""
         write_json(folder / "results.json", evaluation.results, None)
         super().write(evaluation, folder)
-
-    def draw(self, evaluation: Any, folder: Path) -> None:
-        """Draw precision_recall.png, too."""
-        super().draw(evaluation, folder)
-        draw_precision_recall(evaluation.scores, folder)
 
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
         (found,) = self.predictor.infer([image])
@@ -76,6 +69,7 @@ class Detector(CocoPredictor):
 
     card_type = DetectorCard
     evaluator_type = DetectionEvaluator
+    command_options: ClassVar[Mapping[str, Any]] = {**CocoPredictor.command_options, "score": MIN_SCORE}
     default_out = "detections"
 
     model: MaskRCNN
@@ -131,26 +125,25 @@ class Detector(CocoPredictor):
         return drop_duplicates(Detections(boxes, labels, scores, crops, size, self.classes), tiles, are_cut)
 
     def write(
-        self, prediction: Detections, image: Image, path: Path, number: int, out: Path, options: DetectorOptions
+        self, prediction: Detections, image: Image, number: int, stem: Path, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write the figure and the label image of an image; the row has its COCO results and measured objects."""
-        name = numbered_name(number, path)
-        labels, visible = make_label_image(prediction, options.score)
+        labels, visible = make_label_image(prediction, options["score"])
         row = {  # first: if an extra is missing, no file is left that keeps the next command from starting
             "height": image.height,
             "width": image.width,
             "results": coco_results(prediction, number, self.card.category_ids),
             "objects": measure_objects(image, labels, visible),
         }
-        if options.figures:
-            save_image(overlay(image, visible), out / f"{name}.png")
-        save_image(fromarray(labels), out / "labels" / label_image_name(name, labels))
+        if options["figures"]:
+            save_image(overlay(image, visible), stem)
+        save_image(fromarray(labels), stem.parent / "labels" / stem.name)
         return row
 
     def describe(self, row: Mapping[str, Any]) -> str:
         return f"{len(row['objects'])} objects"
 
-    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: DetectorOptions) -> str:
+    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Mapping[str, Any]) -> str:
         """Write images.json, results.json and objects.csv."""
         images = [
             {"id": number, "file_name": row["path"], "height": row["height"], "width": row["width"]}
@@ -163,6 +156,6 @@ class Detector(CocoPredictor):
         table = [[each[column] for column in COLUMNS] for each in objects]
         atomic_write(out / "objects.csv", encode_utf8(csv_table([COLUMNS, *table])))
         return (
-            f"{len(objects)} objects with a score of at least {options.score:g}, not completely covered by others, in "
-            f"{len(images)} images; {len(results)} detections of any score in results.json"
+            f"{len(objects)} objects with a score of at least {options['score']:g}, not completely covered by others, "
+            f"in {len(images)} images; {len(results)} detections of any score in results.json"
         )

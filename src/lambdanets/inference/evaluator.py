@@ -11,7 +11,6 @@ import torch
 from pydantic import PositiveInt
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.inference.loading import load
 from lambdanets.inference.predictor import Predictor
@@ -63,11 +62,6 @@ class Evaluator(ABC):
         self.predictor, self.images = predictor, images
         self.source, self.left_out = source, dict(left_out)
 
-    def describe(self) -> list[str]:
-        """Describe the images, for the command."""
-        source = [f"images: {self.source}"] if self.source else []
-        return [*source, describe_classes(self.predictor.card.classes), describe_left_out(self.left_out)]
-
     @abstractmethod
     def batches(self, **options: Any) -> Batches:
         """Return the batches of the set, in order. options: batch_size, workers and batch_slice of `Batches`."""
@@ -78,7 +72,7 @@ class Evaluator(ABC):
 
     @abstractmethod
     def score(self, measures: list[Any], unreadable: list[str]) -> Any:
-        """Return the `Evaluation` of measures, in any order."""
+        """Return the `Evaluation` of measures, which are in the order of the images."""
 
     def write(self, evaluation: Any, folder: Path) -> None:
         """Write scores.json and figures into a folder."""

@@ -1,4 +1,4 @@
-"""Figures: objects and classes drawn over images, predictions beside the truth, curves, and confusion matrices."""
+"""Figures: objects and classes drawn over images, predictions beside the truth, and confusion matrices."""
 
 import colorsys
 import math
@@ -18,7 +18,6 @@ from lambdanets.data.coco.images import BACKGROUND, IGNORED
 from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.inference.coco_scores import RECALLS, Scores
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.terminal import csv_table, printable
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
 _OPACITY = 0.4  # of masks
 SHEET = "predictions.png"
-COLUMNS, MAX_SHOWN = 8, 16  # of wrong predictions, and of correct ones, of a classifier
+COLUMNS, MAX_SHOWN = 8, 32  # predictions of a classifier
 MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_NAMES = 20, 100  # in a confusion matrix
 WRONG_COLOR, CORRECT_COLOR = "#c2410c", "#15803d"
 
@@ -154,35 +153,17 @@ def save_figure(figure: Any, path: Path) -> None:
         figure.savefig(file, format="png", dpi=110)
 
 
-def draw_precision_recall(scores: Scores, folder: Path) -> None:
-    """Plot the curves of boxes and masks, at IoU 0.5 and 0.75 and averaged over IoUs, in precision_recall.png."""
-    figure = new_figure(10, 4.2)
-    for axis, (iou_type, title) in zip(figure.subplots(1, 2), (("bbox", "boxes"), ("segm", "masks")), strict=True):
-        axis.set(xlabel="recall", ylabel="precision", title=title, xlim=(0, 1), ylim=(0, 1.02))
-        axis.grid(alpha=0.3)
-        for name, label in {"AP50": "IoU 0.5", "AP75": "IoU 0.75", "AP": "mean"}.items():
-            if (curve := scores.curve(iou_type, name)) is not None:
-                axis.plot(RECALLS, curve, label=f"{label}: {name} {100 * curve.mean():.1f}%", clip_on=False)
-                axis.legend(loc="upper right")
-    save_figure(figure, folder / "precision_recall.png")
-
-
 def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, folder: Path) -> None:
-    """Write predictions.png: the most confident errors, then correct predictions of increasing confidence."""
+    """Write predictions.png: errors of decreasing confidence, then correct predictions of increasing confidence."""
     classes = [printable(name) for name in predictions.classes]
     is_correct = predictions.labels == predictions.predicted
-    wrong, correct = np.flatnonzero(~is_correct), np.flatnonzero(is_correct)
-    confident_errors = wrong[np.argsort(-predictions.confidence[wrong], kind="stable")][:MAX_SHOWN]
-    by_confidence = correct[np.argsort(predictions.confidence[correct], kind="stable")]
-    evenly_spaced = np.linspace(0, len(correct) - 1, min(len(correct), MAX_SHOWN)).astype(int)
-    shown = [*confident_errors, *by_confidence[evenly_spaced]]
+    shown = np.lexsort((np.where(is_correct, 1, -1) * predictions.confidence, is_correct))[:MAX_SHOWN]
     num_rows = -(-len(shown) // COLUMNS)
     figure = new_figure(1.5 * COLUMNS, 0.5 + 1.95 * num_rows)
-    figure.suptitle(f"{len(wrong)} wrong and {len(correct)} correct of {len(is_correct)}", fontsize=13)
-    grid = figure.subplots(num_rows, COLUMNS, squeeze=False)
-    for axis in grid.flat:
+    figure.suptitle(predictions.counts(), fontsize=13)
+    for number, i in enumerate(shown, 1):
+        axis = figure.add_subplot(num_rows, COLUMNS, number)
         axis.set_axis_off()
-    for axis, i in zip(grid.flat, shown, strict=False):
         image, _ = images.load(int(predictions.indices[i]))
         prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
         truth = "" if is_correct[i] else f"\nis {classes[predictions.labels[i]]}"
@@ -194,22 +175,18 @@ def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledIma
 
 def write_confusion(evaluation: "ClassificationEvaluation", folder: Path) -> None:
     """Write confusion_matrix.csv and confusion_matrix.png: rows are true classes, columns are predicted ones."""
+    from sklearn.metrics import ConfusionMatrixDisplay  # predictions do not need it
+
     classes, matrix = evaluation.classes, evaluation.confusion_matrix
     rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
     atomic_write(folder / "confusion_matrix.csv", encode_utf8(csv_table([("true \\ predicted", *classes), *rows])))
-    fractions = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     side = min(max(4.0, 0.3 * len(classes)), 24.0)
     figure = new_figure(side + 1.5, side + 0.5)
-    axis = figure.subplots()
-    image = axis.imshow(fractions, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    figure.colorbar(image, ax=axis, label="fraction of the true class")
-    axis.set(xlabel="predicted", ylabel="true", title=f"{matrix.sum():,} images, top-1 {evaluation.top1:.4f}")
-    if len(classes) <= MAX_CLASSES_WITH_NAMES:
-        names = [printable(name) for name in classes]
-        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=8, parse_math=False)
-        axis.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
-    if len(classes) <= MAX_CLASSES_WITH_COUNTS:
-        for (row, column), count in np.ndenumerate(matrix):
-            color = "white" if fractions[row, column] > 0.5 else "black"
-            axis.text(column, row, f"{count}", ha="center", va="center", fontsize=8, color=color)
+    axis, has_counts = figure.subplots(), len(classes) <= MAX_CLASSES_WITH_COUNTS
+    names = [printable(name).replace("$", r"\$") for name in classes]
+    shown = ConfusionMatrixDisplay(matrix, display_labels=names)
+    shown.plot(ax=axis, include_values=has_counts, cmap="Blues", xticks_rotation="vertical")
+    axis.set_title(evaluation.counts())
+    if len(classes) > MAX_CLASSES_WITH_NAMES:
+        axis.set(xticks=[], yticks=[])
     save_figure(figure, folder / "confusion_matrix.png")

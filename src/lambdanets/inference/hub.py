@@ -4,40 +4,31 @@ timm and this package load such folders as "local-dir:FOLDER" and, after an uplo
 """
 
 import copy
-import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import timm
 import torch
 from huggingface_hub import HfApi
 from safetensors.torch import save
 from timm.models._hub import generate_readme, save_config_for_hf
-from torch import Tensor, nn
+from torch import nn
 
-from lambdanets.adoption import adopt, foreign_state_dict, is_adopted
+from lambdanets.adoption import foreign_state_dict, is_adopted
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.loading import card_from_config, load_network, load_one_of
-from lambdanets.inference.model_card import ClassifierCard, read_card
+from lambdanets.inference.loading import load, load_network
+from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models import create_model
 from lambdanets.models.factory import ADOPTED_PREFIX
-from lambdanets.models.weights import (
-    CONFIG,
-    HUB_WEIGHTS,
-    build_with_weights,
-    copied,
-    find_weights,
-    read_weights,
-    weights_in,
-)
+from lambdanets.models.weights import CONFIG, HUB_WEIGHTS, copied, find_weights, read_weights, weights_in
 from lambdanets.records import read_json
 
 README = "README.md"
-MAX_ERROR = 1e-3  # deep randomly initialized networks amplify rounding in float32 to a few 1e-5
+MAX_ERROR = 1e-3  # of the largest output; deep randomly initialized networks amplify rounding to a few 1e-5
 _RESULTS = ("top1", "validation_images", "training_images", "epochs", "parameters", "seconds")
 _USAGE = """Lambda layers of Bello, LambdaNetworks (ICLR 2021).
 
@@ -75,11 +66,11 @@ def save_pretrained(
     changed after they were created, for example by `replace_convolutions`. Every saved folder was loaded again, and
     its outputs compared.
     """
-    folder, source = Path(folder), model
-    scores: dict[str, Any] = {}
+    source: Any = model
+    folder, scores = Path(folder), {}
     if isinstance(model, str | os.PathLike):
         found = find_weights(model)
-        source, result = load_one_of((Classifier,), found, "cpu"), found.file.with_name("result.json")
+        source, result = load(found, device="cpu"), found.file.with_name("result.json")
         scores = read_json(result, dict[str, Any]) if result.is_file() else {}
     card = source.card.without_paths() if isinstance(source, Classifier) else None
     network: Any = source.model if isinstance(source, Classifier) else source
@@ -128,34 +119,28 @@ def _options(card: ClassifierCard) -> dict[str, Any]:
 
 
 def _check_loaded(network: nn.Module, folder: Path) -> None:
-    """Raise InputError unless a folder loads as a classifier with the same outputs as the network."""
+    """Raise InputError unless a folder loads as a classifier with the same outputs as the network.
+
+    A folder of an adopted network also gives them with the layers of timm, as timm loads it.
+    """
     problem = "model must not have changes such as those of replace_convolutions; save its state_dict() instead"
     try:
-        loaded = load_one_of((Classifier,), folder, "cpu")
+        loaded: Any = load(folder, device="cpu")
     except InputError as error:
         raise InputError(problem) from error
-    expected, images = copy.deepcopy(network).cpu().float().eval(), random_images(loaded, 1)
+    networks, multiple = [loaded.model], 1
+    if is_adopted(network):
+        networks, multiple = [*networks, load_network(folder)[0].eval()], 32  # timm's layers need maps of even sides
+    preprocessing = loaded.card.preprocessing
+    side = -(-preprocessing.image_size // multiple) * multiple
+    images = torch.randn(1, preprocessing.channels, side, side, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
-        shape = tuple(expected(images).shape)
-    if shape != (1, len(loaded.classes)):
-        raise InputError(f"model must be a classifier, got outputs of shape {shape}")
-    if not max_error(loaded.model, expected, images) <= MAX_ERROR:
+        expected = copy.deepcopy(network).cpu().float().eval()(images)
+        if tuple(expected.shape) != (1, len(loaded.classes)):
+            raise InputError(f"model must be a classifier, got outputs of shape {tuple(expected.shape)}")
+        errors = [float((each(images) - expected).abs().max() / expected.abs().max()) for each in networks]
+    if not all(error <= MAX_ERROR for error in errors):
         raise InputError(problem)
-
-
-def random_images(classifier: Classifier, count: int) -> Tensor:
-    """Return preprocessed images of a classifier's size, on its device, the same at each call."""
-    preprocessing = classifier.card.preprocessing
-    shape = (count, preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    return images.to(next(classifier.model.parameters()).device)
-
-
-@torch.inference_mode()
-def max_error(network: nn.Module, expected: nn.Module, images: Tensor) -> float:
-    """Return max|actual - expected| / max|expected| of the outputs of two networks."""
-    outputs = expected(images)
-    return float((network(images) - outputs).abs().max() / outputs.abs().max())
 
 
 def push_to_hub(
@@ -188,43 +173,25 @@ def push_to_hub(
         return f"{api.endpoint}/{repository}"
 
 
-class Adopted(NamedTuple):
-    """A timm classifier before and after `adopt`."""
+def load_adopted(source: str, model: str | None = None, *, pretrained: bool = True) -> Classifier | nn.Module:
+    """Load a network of timm whose lambda layers are adopted; as a classifier, if it is in a folder.
 
-    original: Classifier
-    adopted: Classifier
-    families: dict[str, str]  # family of each replaced layer, by name of the layer
-
-
-def load_and_adopt(source: str, model: str | None = None, *, pretrained: bool = True) -> Adopted:
-    """Load a timm classifier and adopt a copy of it, both in evaluation mode.
-
-    source: name of a timm model; "hf-hub:USER/NAME"; a folder in timm's hub format; or a weight file (.safetensors,
-        .pth, .ckpt; read without running code from it).
-    model: for a weight file, the name of its timm model.
-    pretrained: for a name, download the published weights; otherwise initialize randomly.
-
-    Raises InputError if the network has no lambda layers, or if a layer cannot be replaced.
+    The arguments are the options of `lambdanets adopt`. Raises InputError if the network has no lambda layers, or if a
+    layer cannot be replaced.
     """
-    name, path = source.removeprefix(ADOPTED_PREFIX), Path(source)
-    is_name, card = timm.is_model(name) or not path.exists(), None
-    if is_name and ":" not in source and not weights_in(path):  # an empty folder hides no architecture
-        network: Any = create_model(name, pretrained)
-    elif (found := find_weights(source)).is_hub_format:
-        network, card = load_network(found.file.parent)
-    elif model is None:
+    name = source.removeprefix(ADOPTED_PREFIX)
+    if ":" not in source and not weights_in(Path(source)):  # a folder without weights hides no architecture
+        return create_model(f"{ADOPTED_PREFIX}{name}", pretrained)
+    if (found := find_weights(source)).is_hub_format:
+        classifier: Any = load(found, device="cpu")
+        if not is_adopted(classifier.model):
+            got = f"{classifier.card.model} with none"
+            raise InputError(f"{source} must contain lambda layers that adopt knows, got {got}")
+        return classifier
+    if model is None:
         raise InputError(f"model must be the name of the timm model whose weights are in {source}, got none")
-    else:
-        architecture, (tensors, _) = model.removeprefix(ADOPTED_PREFIX), read_weights(found.file)
-        head = str(timm.get_pretrained_cfg(architecture).classifier) if timm.is_model(architecture) else ""
-        # training code puts prefixes before names
-        count = next((len(x) for name, x in tensors.items() if f".{name}".endswith(f".{head}.weight")), None)
-        network = build_with_weights(lambda: create_model(architecture, num_classes=count), tensors, str(found.file))
-    if card is None:
-        config = {**network.pretrained_cfg, "num_classes": network.num_classes}
-        card = card_from_config(config, config["architecture"], {})
-    adopted = copy.deepcopy(network)
-    families = adopt(adopted)
-    content = json.dumps({**card, "model": f"{ADOPTED_PREFIX}{card['model']}"})
-    parsed = read_card(source, {"lambdanets": content})
-    return Adopted(Classifier(network.eval(), parsed), Classifier(adopted.eval(), parsed), families)
+    name, tensors = model.removeprefix(ADOPTED_PREFIX), read_weights(found.file)[0]
+    head = str(timm.get_pretrained_cfg(name).classifier) if timm.is_model(name) else ""
+    # training code puts prefixes before names
+    count = next((len(x) for key, x in tensors.items() if f".{key}".endswith(f".{head}.weight")), None)
+    return create_model(f"{ADOPTED_PREFIX}{name}", found.file, num_classes=count)

@@ -35,21 +35,9 @@ def load(path: str | os.PathLike[str] | WeightSource, *, device: str | torch.dev
     Raises InputError for a file without a model card, for weights that do not match the card, and for a device that
     does not exist.
     """
-    return load_one_of((Predictor,), path, device)
-
-
-def load_one_of(
-    kinds: tuple[type[Predictor], ...],
-    path: str | os.PathLike[str] | WeightSource,
-    device: str | torch.device | None = None,
-) -> Any:
-    """Load a model as `load` does. Raises InputError if it is none of these kinds of `Predictor`."""
     resolved, source = resolve_device(device), find_weights(path)
     tensors, card = read_model(source)
-    model_type = predictor_of(card.task)
-    if not issubclass(model_type, kinds):
-        expected = " or ".join(kind.card_type.task for kind in kinds)
-        raise InputError(f"{source.file} must be a {expected} model, got a {card.task} model")
+    model_type: type[Predictor] = predictor_of(card.task)
     model = build_with_weights(lambda: model_type.build(card, len(card.classes)), tensors, source.name)
     model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
     return model_type(model.to(resolved).eval(), card)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 ImageInput = str | os.PathLike[str] | Image | np.ndarray | Tensor
 ImageInputs = ImageInput | Iterable[ImageInput]
 _INPUT_TYPES = (str, os.PathLike, Image, np.ndarray, Tensor)
-_MAX_STEM = 50  # characters of an image's name in the names of its output files
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,6 +43,8 @@ class Predictor(ABC):
     card_type: ClassVar[type[ModelCard]]
     evaluator_type: "ClassVar[type[Evaluator]]"
     default_batch_size: ClassVar[int] = 1  # of `predict`
+    # The options of `lambdanets predict` for some tasks that this one has, with their default values.
+    command_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     default_out: ClassVar[str] = "predictions.jsonl"  # of the command: a file if it has a suffix, or else a folder
 
     model: Any
@@ -118,14 +120,13 @@ class Predictor(ABC):
         batch_size: int = 1,
         *,
         channel: int | None = None,
-        stretch: bool | None = None,
+        stretch: bool = False,
         **options: Any,
     ) -> Iterator[tuple[Path, Any, Any]]:
         """Yield path, image and prediction of each readable file; messages about the others go to `unreadable`.
 
-        channel, stretch: as in `read_image`; stretch is by default that of the model card. options: as in `predict`.
+        channel, stretch: as in `read_image`. options: as in `predict`.
         """
-        stretch = self.card.stretch if stretch is None else stretch
         for start in range(0, len(paths), batch_size):
             images: list[tuple[Path, Any]] = []
             for path in paths[start : start + batch_size]:
@@ -148,10 +149,6 @@ class Predictor(ABC):
         A task declares batch_size, of its tiles, and the options that it has.
         """
 
-    def inference_options(self, options: Any) -> dict[str, Any]:
-        """Return the options of `infer` for the task's options of the command."""
-        return {}
-
     @abstractmethod
     def evaluator(self, *args: Any, **options: Any) -> "Evaluator":
         """Return the evaluator on labeled data, by default the validation data of the training run.
@@ -160,17 +157,19 @@ class Predictor(ABC):
         """
 
     @abstractmethod
-    def write(self, prediction: Any, image: Image, path: Path, number: int, out: Path, options: Any) -> dict[str, Any]:
+    def write(
+        self, prediction: Any, image: Image, number: int, stem: Path, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Write the files of one image's prediction, and return its row for `describe` and `finish`, as for JSON.
 
-        number: of the image, from 1. out: the output path. options: the task's options in `options.py`.
+        number: of the image, from 1. stem: path of its files, without a suffix. options: values of `command_options`.
         """
 
     def describe(self, row: Mapping[str, Any]) -> str:
         """Return what the command prints about an image, by default the values of its row."""
         return ", ".join(map(str, row.values()))
 
-    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Any) -> str:
+    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Mapping[str, Any]) -> str:
         """Write the files of all images, and return a summary. The rows also have the "path" of their image.
 
         By default `out` is a file with one line of JSON per image.
@@ -225,16 +224,12 @@ def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
         raise UnreadableImage(name, one_line(error)) from error
 
 
-def numbered_name(number: int, path: Path) -> str:
-    """Return the name of an image in the names of its output files; file names are limited to 255 bytes."""
-    return f"{number:05}-{path.stem[:_MAX_STEM]}"
-
-
-def save_image(image: Image, path: Path) -> None:
-    """Write a PNG, or else a TIFF, atomically. Creates its folder."""
-    path.parent.mkdir(exist_ok=True)
-    with atomic_open(path) as file:
-        image.save(file, "PNG" if path.suffix == ".png" else "TIFF")
+def save_image(image: Image, stem: Path) -> None:
+    """Write STEM.png, or STEM.tif for an image of 32 bits, atomically. Creates its folder."""
+    suffix, kind = (".tif", "TIFF") if image.mode == "I" else (".png", "PNG")
+    stem.parent.mkdir(exist_ok=True)
+    with atomic_open(stem.with_name(stem.name + suffix)) as file:
+        image.save(file, kind)
 
 
 @contextmanager

@@ -17,9 +17,8 @@ from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
 from lambdanets.inference.figures import overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
-from lambdanets.inference.predictor import numbered_name, save_image
+from lambdanets.inference.predictor import save_image
 from lambdanets.inference.segmentation_scores import count_image, summarize
-from lambdanets.inference.task_options import MaskOptions
 from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
 from lambdanets.terminal import csv_table
@@ -67,7 +66,7 @@ class SegmentationEvaluator(CocoEvaluator):
         ]
 
     def score(self, measures: list[Any], unreadable: list[str]) -> CocoEvaluation:
-        readable = sorted(counts.image_index for counts in measures)
+        readable = [counts.image_index for counts in measures]
         return CocoEvaluation(summarize(measures, self.predictor.classes), readable, unreadable)
 
     def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
@@ -114,13 +113,13 @@ class Segmenter(CocoPredictor):
         return Segmentation(probabilities.contiguous(), probabilities.argmax(0).byte(), self.classes)
 
     def write(
-        self, prediction: Segmentation, image: Image.Image, path: Path, number: int, out: Path, options: MaskOptions
+        self, prediction: Segmentation, image: Image.Image, number: int, stem: Path, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write the figure and the semantic mask of an image; the row has the number of pixels of each class."""
-        name, labels = f"{numbered_name(number, path)}.png", prediction.labels.numpy()
-        save_image(Image.fromarray(labels), out / "classes" / name)
-        if options.figures:
-            save_image(overlay_classes(image, labels), out / name)
+        labels = prediction.labels.numpy()
+        save_image(Image.fromarray(labels), stem.parent / "classes" / stem.name)
+        if options["figures"]:
+            save_image(overlay_classes(image, labels), stem)
         return {"pixels": [count for _, count in prediction.pixels]}
 
     def describe(self, row: Mapping[str, Any]) -> str:
@@ -128,7 +127,7 @@ class Segmenter(CocoPredictor):
         pixels = zip(self.classes, row["pixels"], strict=True)
         return ", ".join(f"{name} {count / total:.1%}" for name, count in pixels if count)
 
-    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: MaskOptions) -> str:
+    def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Mapping[str, Any]) -> str:
         """Write classes.csv."""
         table = [
             (row["path"], label, name, pixels, f"{pixels / sum(row['pixels']):.6f}")

@@ -57,10 +57,9 @@ def _run_file(name: str) -> TrainingRecipe:
 
 
 def _modules() -> dict[str, ModuleType]:
-    packages = map(importlib.import_module, RECIPE_PACKAGES)
     names = {
-        module.name: f"{package.__name__}.{module.name}"
-        for package in packages
-        for module in pkgutil.iter_modules(package.__path__)
+        module.name.rpartition(".")[2]: module.name
+        for package in RECIPE_PACKAGES
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}.")
     }
     return {name: importlib.import_module(module) for name, module in sorted(names.items())}

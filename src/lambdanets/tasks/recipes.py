@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import DetectorArchitecture, Normalization
-from lambdanets.records import Count, Fraction, Range, ValidationShare, record, shared_fields
+from lambdanets.records import Count, Fraction, Fractions, Range, ValidationShare, record, shared_fields
 from lambdanets.training.recipe import NonNegative, Optimizer, TrainingRecipe
 
 
@@ -31,7 +31,7 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
     """Stop after this many epochs without better top-1 and use the best epoch's weights. If none, train all epochs."""
     training_images: PositiveInt | None = None
     """Number of training images to use, chosen at random, stratified by class. If none, all are used."""
-    scale: Range = (0.08, 1.0)
+    scale: Fractions = (0.08, 1.0)
     """RandomResizedCrop in training: range of the crop's area, as a fraction of the image's area."""
     ratio: Range = (0.75, 1.333)
     """RandomResizedCrop in training: range of the crop's aspect ratio, width divided by height."""
@@ -49,11 +49,6 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
     """Label smoothing, in [0, 1]."""
     compile: bool = False
     """Compile the model with torch.compile."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale[1] > 1:
-            raise InputError(f"scale must be at most 1, since a crop is a part of the image, got {self.scale}")
 
     @property
     def preprocessing(self) -> Preprocessing:

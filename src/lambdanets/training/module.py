@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ class TrainingModule(LightningModule):
     def _score(self, measures: list[Any]) -> tuple[dict[str, float], str]:
         if not measures:
             return {}, ""
-        evaluation = self._evaluator.score(measures, [])
+        evaluation = self._evaluator.score(sorted(measures, key=itemgetter(0)), [])
         # None if no readable image has objects
         metrics = {name: math.nan if x is None else x for name, x in evaluation.metrics().items()}
         return metrics, evaluation.summary()

@@ -10,8 +10,7 @@ from PIL import Image
 
 import lambdanets as ln
 from lambdanets.data.pixels import convert_image
-from lambdanets.inference.detections import COLUMNS
-from lambdanets.inference.task_options import MIN_SCORE
+from lambdanets.inference.detections import COLUMNS, MIN_SCORE
 from lambdanets_lab.demo.examples import example_images
 from lambdanets_lab.demo.views import attention_maps, predict_image
 
