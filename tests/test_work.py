@@ -83,8 +83,8 @@ def test_folder_of_the_same_work_is_cleaned_and_another_one_refused(tmp_path):
     (tmp_path / ".a.bin.1.unfinished").touch()
     (tmp_path / ".spill.unfinished").mkdir()
     with (
-        pytest.raises(InputError, match=r"^seed must be 1, got 2, since .* has shards; choose another folder$"),
-        open_folder(tmp_path, work="shards", identity={"seed": 2}),
+        pytest.raises(InputError, match=r"^seed must be 1, got 2, as in .*; choose another folder$"),
+        open_folder(tmp_path, identity={"seed": 2}),
     ):
         pass
     with open_folder(tmp_path, identity={"seed": 1}):
@@ -95,7 +95,7 @@ def test_files_and_folders_with_other_content_are_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
     for path, message in (
         (tmp_path, r"is not empty, it has thesis\.tex; choose another folder, or remove it"),
-        (tmp_path / "thesis.tex", r"thesis\.tex must be a folder, got a file; choose another folder$"),
+        (tmp_path / "thesis.tex", r"thesis\.tex must be a folder, got a file; choose another path$"),
         (tmp_path / "thesis.tex/run", r"folder .*/thesis\.tex/run cannot be created: Not a directory"),
     ):
         with pytest.raises(InputError, match=message), open_folder(path):

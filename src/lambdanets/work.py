@@ -57,25 +57,21 @@ def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
 class WorkFolder:
     """An output folder, which may be new, empty, or have unfinished or finished output of the same work.
 
-    work: what the folder is for, in messages, such as "a run".
     identity: the options and inputs on which the output depends, by name.
     read_identity: reads the identity from an existing folder; returns None if the folder has no such output.
-    advice: the end of error messages.
 
     Hidden files and empty sub-folders are ignored.
     """
 
     path: Path
-    work: str = "work"
     identity: Mapping[str, Any] = field(default_factory=dict)
     read_identity: Callable[[Path], Mapping[str, Any] | None] = lambda folder: None
-    advice: str = "choose another folder"
 
     def is_started(self) -> bool:
         """Whether the folder has output of the same identity. Raises InputError if it has other output or files."""
         if not self.path.is_dir():
             if self.path.exists():
-                raise InputError(f"{self.path} must be a folder, got a file; {self.advice}")
+                raise InputError(f"{self.path} must be a folder, got a file; choose another path")
             return False
         existing = self.read_identity(self.path)
         if existing is None:
@@ -84,7 +80,7 @@ class WorkFolder:
                 raise InputError(f"{self.path} is not empty, it has {foreign[0]}; {advice}")
             return False
         if differing := describe_differences(existing, self.identity):
-            raise InputError(f"{differing}, since {self.path} has {self.work}; {self.advice}")
+            raise InputError(f"{differing}, as in {self.path}; choose another folder")
         return True
 
     @contextlib.contextmanager

@@ -18,6 +18,7 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import run, run_log
 from lambdanets.training.module import TrainingModule
+from lambdanets.training.recipe import read_recipe
 
 SEED = int(os.environ.get("TRAINING_SEED", "0"))  # seed of all recipes in tests; the tests must pass with any seed
 
@@ -102,6 +103,11 @@ class CrashError(Exception):
 
 def crash():
     raise CrashError
+
+
+def resume(folder):
+    """Resume a run as `lambdanets train --resume` does."""
+    return run.start(read_recipe(folder / "recipe.json"), folder)
 
 
 def interrupted_run(recipe, folder, monkeypatch, step=5):

@@ -67,7 +67,7 @@ def label_shards(
     description = {"model": classifier.card.model, "weights": source.sha256(), "images": images.fingerprint}
     names = [Path(shard.name).stem for shard in images.shards]
     labels = Labels(classifier.classes, description, min(top, len(classifier.classes)), tuple(names))
-    folder = WorkFolder(out, "labels", _identity(labels), _read_identity)
+    folder = WorkFolder(out, _identity(labels), _read_identity)
     with folder.open(shared=True):
         if not folder.is_started():
             remove_unfinished(out, DESCRIPTION)

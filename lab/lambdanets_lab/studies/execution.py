@@ -121,7 +121,7 @@ def begin(plan: Plan, folder: Path) -> None:
     """
     recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
     content = json.loads(json.dumps(asdict(replace(plan, recipe=recipe))))
-    work_folder = WorkFolder(folder, "a comparison", content, _read_identity)
+    work_folder = WorkFolder(folder, content, _read_identity)
     if work_folder.is_started():
         return
     for planned in plan.runs():
@@ -155,10 +155,7 @@ def train_all(plan: Plan, folder: Path) -> Iterator[RunResult]:
         if (run_folder / RESULT).is_file():
             continue
         try:
-            if (run_folder / run.RECIPE).is_file():
-                run.resume(run_folder)
-            else:
-                run.start(planned.recipe, run_folder)
+            run.start(planned.recipe, run_folder)
         except InUseError:
             continue
         if (result := planned.result(folder)) is not None:

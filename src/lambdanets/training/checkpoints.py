@@ -21,6 +21,7 @@ from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import echo
 from lambdanets.training.distributed import all_reduce_sum
 from lambdanets.training.module import TrainingModule
+from lambdanets.training.recipe import parse_recipe
 from lambdanets.training.task import Task
 
 LAST = "last.ckpt"
@@ -45,29 +46,23 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class KeepLast(Callback):
-    """Writes last.ckpt every `every_n_steps` steps and after each epoch's validation; a signal stops the run.
+    """Writes last.ckpt every `checkpoint_every` steps and after each epoch's validation; a signal stops the run.
 
     No checkpoint is written between the last step of an epoch and its validation, because Lightning would skip the
     validation when the run resumes. The position in the training data is stored here, because Lightning restores the
-    state of a data loader only in the middle of an epoch. data_fingerprint: hash of the data, for `check_resumable`.
+    state of a data loader only in the middle of an epoch.
 
     On a signal, the step is finished and a checkpoint written; a second SIGINT stops at once. All ranks stop after the
     same step, even if only one of them received the signal, and several ranks end a validation first.
     """
 
-    def __init__(self, folder: Path, every_n_steps: int, training_batches: Batches, data_fingerprint: str) -> None:
-        self.path = folder / LAST
-        self.every_n_steps = every_n_steps
-        self.training_batches = training_batches
-        self.data_fingerprint = data_fingerprint
+    def __init__(self, folder: Path, task: Task, training_batches: Batches) -> None:
+        self.path, self.task, self.training_batches = folder / LAST, task, training_batches
         self.signaled = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "data": self.data_fingerprint,
-            "parts": self.training_batches.accumulation_steps,
-            **self.training_batches.state_dict(),
-        }
+        parts = self.training_batches.accumulation_steps
+        return {"data": self.task.fingerprint, "parts": parts, **self.training_batches.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.training_batches.load_state_dict(state)
@@ -94,7 +89,7 @@ class KeepLast(Callback):
             return
         stops = all_reduce_sum(self.signaled)[0] > 0
         ends_epoch = batch_idx + 1 >= trainer.num_training_batches
-        if not ends_epoch and (stops or trainer.global_step % self.every_n_steps == 0):
+        if not ends_epoch and (stops or trainer.global_step % self.task.recipe.checkpoint_every == 0):
             trainer.save_checkpoint(self.path)
         if stops:
             raise Interrupted
@@ -153,22 +148,32 @@ def has_checkpoint(run_folder: Path) -> bool:
     return any((run_folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest readable checkpoint in a folder, or None if there are no checkpoints.
+def find_resumable(folder: Path, task: Task) -> Path | None:
+    """Return the newest undamaged checkpoint of a run; None if there are no checkpoints.
 
-    If last.ckpt is damaged, it is renamed to last.damaged, with a message, and the previous one is returned. Raises
-    InputError if that one is damaged or missing.
+    Its weights are loaded into the task's model. If last.ckpt is damaged, it is renamed to
+    last.damaged, with a message, and the previous one is returned. Raises InputError if that one is
+    damaged or missing, or if the checkpoint is from a run of another recipe or on other data.
     """
-    damage = ""
+    damage, advice = "", f"remove {LAST} and {PREVIOUS} in {folder} to restart the run; {BEST} can still be evaluated"
     for path in filter(Path.is_file, (folder / LAST, folder / PREVIOUS)):
         try:
-            read_weights(path)
+            tensors, state = read_weights(path)
             with zipfile.ZipFile(path) as archive:
                 if member := archive.testzip():  # torch.load does not verify checksums
-                    raise InputError(f"{path} is damaged: the checksum of {member} in it is wrong")
-        except (InputError, zipfile.BadZipFile) as error:
-            damage = damage or f"{error}; {_advice(path)}"
+                    raise InputError(f"the checksum of {member} in it is wrong")
+            saved = parse_recipe(read_card(path, state).recipe, path)
+            fingerprint = state["callbacks"]["KeepLast"]["data"]
+        except (InputError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            damage = damage or f"{path} is damaged: {one_line(error)}; {advice}"
             continue
+        if saved.identity() != task.recipe.identity():
+            raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
+        if fingerprint != task.fingerprint:
+            raise InputError(
+                "the data has changed since the run started (images, file names or classes); start a new run"
+            )
+        load_tensors(task.model, tensors, str(path))
         if damage:
             echo(f"{folder / LAST} is damaged; renamed to last.damaged, resuming from {path.name}", file=sys.stderr)
             (folder / LAST).replace(folder / "last.damaged")
@@ -176,27 +181,3 @@ def newest_checkpoint(folder: Path) -> Path | None:
     if damage:
         raise InputError(damage)
     return None
-
-
-def _advice(path: Path) -> str:
-    return f"remove {LAST} and {PREVIOUS} in {path.parent} to restart the run; {BEST} can still be evaluated"
-
-
-def check_resumable(path: Path, task: Task) -> None:
-    """Load a checkpoint's weights into the model of a task.
-
-    Raises InputError unless the checkpoint is from a run of its recipe on its data. The recipe's `CHANGEABLE` fields
-    may differ.
-    """
-    recipe, advice = task.recipe, _advice(path)
-    try:
-        tensors, state = read_weights(path)
-        saved = type(recipe).from_fields(read_card(path, state).recipe, str(path))
-        saved_fingerprint = state["callbacks"]["KeepLast"]["data"]
-    except (InputError, KeyError, TypeError) as error:
-        raise InputError(f"{path} must be a checkpoint of a run: {one_line(error)}; {advice}") from error
-    if saved.without_changeable_fields() != recipe.without_changeable_fields():
-        raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
-    if saved_fingerprint != task.fingerprint:
-        raise InputError("the data has changed since the run started (images, file names or classes); start a new run")
-    load_tensors(task.model, tensors, str(path))

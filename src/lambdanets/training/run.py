@@ -20,16 +20,16 @@ from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE, encode_utf8
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
-from lambdanets.records import write_json
+from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals
 from lambdanets.terminal import echo
-from lambdanets.training.checkpoints import BEST, KeepBest, KeepLast, check_resumable, has_checkpoint, newest_checkpoint
+from lambdanets.training.checkpoints import BEST, KeepBest, KeepLast, find_resumable, has_checkpoint
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, identify_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
-from lambdanets.training.report import RESULT, finish, read_result, write_findings
+from lambdanets.training.report import RESULT, finish, write_findings
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 from lambdanets.training.trainer import make_trainer
@@ -56,29 +56,21 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     with process_group() as world, ExitStack() as stack:
         recipe = resolve_recipe(recipe, folder)
         run_folder = _run_folder(folder, recipe)
-        broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
-        if not broadcast_from_rank_zero((folder / RESULT).is_file):  # else the folder may be read-only
+        started, finished = broadcast_from_rank_zero(lambda: (run_folder.is_started(), (folder / RESULT).is_file()))
+        if not finished:  # else the folder may be read-only
             broadcast_from_rank_zero(lambda: stack.enter_context(run_folder.open()))  # holds its lock
-        if not broadcast_from_rank_zero((folder / RESULT).is_file):
-            if broadcast_from_rank_zero((folder / RECIPE).is_file):
-                stored = read_recipe(folder / RECIPE)
-                changes = {name: getattr(recipe, name) for name in stored.CHANGEABLE}
-                recipe = replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
-            return _train(*prepare(recipe, world, has_checkpoint(folder)), folder, world)
+            if started:
+                changes = {name: getattr(recipe, name) for name in recipe.CHANGEABLE}
+                changes = {name: value for name, value in changes.items() if value not in (None, "")}
+                recipe = replace(read_recipe(folder / RECIPE), **changes)
+            _train(*prepare(recipe, world, has_checkpoint(folder)), folder, world)
+        elif world.is_rank_zero:
+            echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
         if not world.is_rank_zero:
             return {}
-        result = read_result(folder)
-        echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
-        return result
-
-
-def resume(folder: Path) -> dict[str, Any]:
-    """Resume an unfinished run from its last checkpoint and return the result, that of an uninterrupted run.
-
-    Raises InputError if the folder is not a run folder, if a file is damaged or if the data has changed, and
-    InUseError if another process trains in the folder.
-    """
-    return start(read_recipe(folder / RECIPE), folder)
+        return read_json(
+            folder / RESULT, dict[str, Any], "remove it and run the command with --resume to write it again"
+        )
 
 
 def check(recipe: TrainingRecipe) -> Task:
@@ -121,11 +113,10 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
     """Return the recipe's existing paths as absolute paths; a run then resumes from any working directory."""
-    paths = {name: getattr(recipe, name) for name in recipe.PATHS}
     return {
         name: str(Path(path).resolve())
-        for name, path in paths.items()
-        if path and Path(path).exists() and not _is_name(name, path)
+        for name in recipe.PATHS
+        if (path := getattr(recipe, name)) and Path(path).exists() and not _is_name(name, path)
     }
 
 
@@ -165,21 +156,16 @@ def _resolve(recipe: TrainingRecipe, folder: Path | None) -> TrainingRecipe:
 
 def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
     """Return the run folder, which must be for this recipe."""
-    finished, resumes = (folder / RESULT).is_file(), has_checkpoint(folder)
-
-    def identify(recipe: TrainingRecipe) -> dict[str, Any]:
-        # With paths that the run would silently not use: a finished run reads nothing, and one with a checkpoint has
-        # its initial weights in it. It reads its data, and recognizes it even if it was moved.
-        unused = recipe.PATHS if finished else ("weights",) if resumes else ()
-        paths = {name: getattr(recipe, name) for name in unused}
-        return recipe.without_changeable_fields().fields() | paths
+    # Paths that the run would silently not use are part of its identity: a finished run reads nothing, and one with a
+    # checkpoint has its initial weights in it. It reads its data, and recognizes it even if it was moved.
+    finished = (folder / RESULT).is_file()
+    unused = recipe.PATHS if finished else ("weights",) if has_checkpoint(folder) else ()
 
     def read_identity(folder: Path) -> dict[str, Any] | None:
         path = folder / RECIPE
-        return identify(read_recipe(path)) if path.is_file() else None
+        return read_recipe(path).identity(*unused) if path.is_file() else None
 
-    advice = "choose another folder" if finished else f"choose another folder, or resume it with --resume {folder}"
-    return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identify(recipe), read_identity, advice)
+    return WorkFolder(folder, recipe.identity(*unused), read_identity)
 
 
 def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> tuple[Task, Batches, Batches]:
@@ -219,11 +205,9 @@ def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Ta
     return task
 
 
-def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> dict[str, Any]:
+def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> None:
     recipe, model, checkpoints = task.recipe, task.model, folder / "checkpoints"
-    checkpoint = broadcast_from_rank_zero(lambda: newest_checkpoint(checkpoints))
-    if checkpoint is not None:
-        check_resumable(checkpoint, task)
+    checkpoint = broadcast_from_rank_zero(lambda: find_resumable(checkpoints, task))
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_json(folder / RECIPE, recipe.fields(), 2))
     if world.is_rank_zero:
@@ -239,7 +223,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     log = RunLog(folder, task, world)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
     best = KeepBest(checkpoints, task.BEST_METRIC, task.patience)
-    last = KeepLast(checkpoints, recipe.checkpoint_every, training, task.fingerprint)
+    last = KeepLast(checkpoints, task, training)
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [*([ema] if ema else []), log, timer, best, last]
     trainer = make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
@@ -252,5 +236,4 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
         load_tensors(model, read_weights(checkpoints / BEST)[0], str(checkpoints / BEST))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     seconds = timer.time_elapsed("train")
-    result = broadcast_from_rank_zero(lambda: finish(task, folder, log, seconds, world.world_size))
-    return result if world.is_rank_zero else {}
+    broadcast_from_rank_zero(lambda: finish(task, folder, log, seconds, world.world_size))
