@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
@@ -19,7 +20,6 @@ from lambdanets.files import atomic_open
 from lambdanets.inference.model_card import read_card
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import echo
-from lambdanets.training.distributed import all_reduce_sum
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import parse_recipe
 from lambdanets.training.task import Task
@@ -87,7 +87,7 @@ class KeepLast(Callback):
     ) -> None:
         if not module.ends_step:
             return
-        stops = all_reduce_sum(self.signaled)[0] > 0
+        stops = self._stops()
         ends_epoch = batch_idx + 1 >= trainer.num_training_batches
         if not ends_epoch and (stops or trainer.global_step % self.task.recipe.checkpoint_every == 0):
             trainer.save_checkpoint(self.path)
@@ -104,8 +104,15 @@ class KeepLast(Callback):
         trainer.save_checkpoint(self.path)
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if all_reduce_sum(self.signaled)[0]:  # in the last validation
+        if self._stops():  # in the last validation
             raise Interrupted
+
+    def _stops(self) -> bool:
+        """Whether a rank has received a signal. Waits for the others."""
+        ranks = torch.tensor(int(self.signaled))
+        if dist.is_initialized():
+            dist.all_reduce(ranks)
+        return bool(ranks)
 
 
 class KeepBest(Callback):

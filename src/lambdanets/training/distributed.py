@@ -21,7 +21,6 @@ from lambdanets.errors import InputError, RankZeroFailed
 from lambdanets.signals import EXIT_CODE
 
 T = TypeVar("T")
-Item = TypeVar("Item")
 _STORE_TIMEOUT = timedelta(minutes=10)
 # Long, because ranks wait while rank zero evaluates or writes. If a rank dies, the others notice its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
@@ -127,16 +126,7 @@ def _connect_store(world: World) -> dist.Store:
             time.sleep(0.2)
 
 
-def all_reduce_sum(*numbers: float) -> list[float]:
-    """Sum each number over all ranks in float64. The sums are bit-identical on all ranks."""
-    if not dist.is_initialized():
-        return list(numbers)
-    sums = torch.tensor(numbers, dtype=torch.float64)
-    dist.all_reduce(sums)
-    return sums.tolist()
-
-
-def all_gather_lists(items: list[Item]) -> list[Item]:
+def all_gather_lists(items: list[T]) -> list[T]:
     """Return the lists of all ranks, concatenated in order of rank."""
     if not dist.is_initialized():
         return items

@@ -14,7 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.progress import Progress
 from lambdanets.terminal import csv_table, echo
-from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
+from lambdanets.training.distributed import World, all_gather_lists
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.task import Task
 
@@ -106,7 +106,7 @@ class RunLog(Callback):
         self._progress.note(f"validating, batch {batch_idx + 1:,}")
 
     def on_validation_end(self, trainer: Trainer, module: TrainingModule) -> None:
-        self._add_unreadable()
+        self._gather()
         self._progress.note("")
         if not module.validation_metrics:
             raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
@@ -121,17 +121,17 @@ class RunLog(Callback):
     def _note_unreadable(self, batch: Any) -> None:
         self._new_unreadable += [text for text in batch.unreadable if text not in self.unreadable]
 
-    def _add_unreadable(self) -> None:
-        self.unreadable.update(all_gather_lists(self._new_unreadable))
+    def _gather(self) -> list[float]:
+        """Collect new messages of all ranks; return the sums over ranks. On a GPU, this waits for its steps."""
+        parts = all_gather_lists([(self._sums.tolist(), self._new_unreadable)])
+        self.unreadable.update(text for _, texts in parts for text in texts)
         self._new_unreadable = []
         check_unreadable(sorted(self.unreadable), self._task.recipe.max_unreadable)
+        return [sum(column) for column in zip(*(sums for sums, _ in parts), strict=True)]
 
     def _add_training_row(self, trainer: Trainer, module: TrainingModule) -> None:
         module.check_finite()
-        # on a GPU, this waits for its steps
-        images, *sums, unreadable = all_reduce_sum(*self._sums.tolist(), len(self._new_unreadable))
-        if unreadable:
-            self._add_unreadable()
+        images, *sums = self._gather()
         if not images:
             return
         self._sums.zero_()
@@ -169,13 +169,8 @@ class RunLog(Callback):
         return [(row[0], row[column]) for row in self.rows if row[2] == split and row[column] is not None]
 
     def state_dict(self) -> dict[str, Any]:  # Lightning calls this on all ranks
-        self._add_unreadable()
-        return {
-            "rows": self.rows,
-            "unreadable": sorted(self.unreadable),
-            "images": self.images_seen,
-            "sums": all_reduce_sum(*self._sums.tolist()),
-        }
+        sums, unreadable = self._gather(), sorted(self.unreadable)
+        return {"rows": self.rows, "unreadable": unreadable, "images": self.images_seen, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.images_seen, self.rows = state["images"], state["rows"]
