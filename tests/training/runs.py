@@ -17,6 +17,7 @@ from torch.multiprocessing import start_processes
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import run, run_log
+from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
 
@@ -71,6 +72,13 @@ def assert_same_result(expected, actual):
     ]
     assert metrics[0] == metrics[1]
     assert metrics[0]
+
+
+def initialized_model(recipe, classes):
+    """The network of a recipe with its initial weights."""
+    model = build_model(recipe, len(classes))
+    load_initial_weights(model, recipe.weights, classes)
+    return model
 
 
 def at_step(monkeypatch, step, action):

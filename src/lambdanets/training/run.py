@@ -25,7 +25,7 @@ from lambdanets.signals import check_signals, handle_signals
 from lambdanets.terminal import echo
 from lambdanets.training.checkpoints import BEST, KeepBest, KeepLast, find_resumable, has_checkpoint
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
-from lambdanets.training.initial_weights import build_model, identify_weights
+from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
@@ -63,7 +63,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
                 changes = {name: getattr(recipe, name) for name in recipe.CHANGEABLE}
                 changes = {name: value for name, value in changes.items() if value not in (None, "")}
                 recipe = replace(read_recipe(folder / RECIPE), **changes)
-            _train(*prepare(recipe, world, has_checkpoint(folder)), folder, world)
+            _train(*prepare(recipe, world, folder), folder, world)
         elif world.is_rank_zero:
             echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
         if not world.is_rank_zero:
@@ -168,14 +168,11 @@ def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
     return WorkFolder(folder, recipe.identity(*unused), read_identity)
 
 
-def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> tuple[Task, Batches, Batches]:
-    """Open the data, build the model and choose the micro-batch; return the task, training and validation batches.
-
-    A resumed run gets its weights from its checkpoint.
-    """
+def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) -> tuple[Task, Batches, Batches]:
+    """Open the data, build the model and choose the micro-batch; return the task, training and validation batches."""
     tasks: list[Task] = []  # rank zero first: if it fails, only its error is reported
-    broadcast_from_rank_zero(lambda: tasks.append(open_task(recipe, world, resumed)))
-    task = tasks[0] if tasks else open_task(recipe, world, resumed)
+    broadcast_from_rank_zero(lambda: tasks.append(open_task(recipe, world, folder)))
+    task = tasks[0] if tasks else open_task(recipe, world, folder)
     batch_slice = choose_micro_batch(task, world)
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     batch_size, evaluator = task.EVALUATION_BATCH_SIZE or recipe.batch_size, task.evaluator(task.validation)
@@ -183,8 +180,11 @@ def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> tupl
     return task, task.training_batches(batch_slice), validation
 
 
-def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Task:
-    """Open the data of a recipe, check that images can be read, and build the model."""
+def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) -> Task:
+    """Open the data of a recipe, check that images can be read, and build the model.
+
+    Its weights are from the newest checkpoint in the run folder, else the recipe's initial weights, else random.
+    """
     if best_device().type == "cpu":
         if recipe.precision == "16-mixed":
             raise InputError("precision 16-mixed needs a GPU; on a CPU choose bf16-mixed or 32-true")
@@ -199,15 +199,15 @@ def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Ta
         if (images := getattr(task, split)) is not None:
             check_readable(images.load, len(images), split, recipe.max_unreadable)
     seed_everything(recipe.seed, verbose=False)
-    task.model = build_model(replace(recipe, weights=None) if resumed else recipe, task.classes)
-    if recipe.weights is not None and not resumed:  # of a resumed run, they are in the checkpoint
-        task.initial_weights = identify_weights(recipe.weights)
+    task.model = build_model(recipe, len(task.classes))
+    task.checkpoint = find_resumable(folder / "checkpoints", task) if folder is not None else None
+    if task.checkpoint is None and recipe.weights is not None:
+        task.initial_weights = load_initial_weights(task.model, recipe.weights, task.classes)
     return task
 
 
 def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> None:
     recipe, model, checkpoints = task.recipe, task.model, folder / "checkpoints"
-    checkpoint = broadcast_from_rank_zero(lambda: find_resumable(checkpoints, task))
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_json(folder / RECIPE, recipe.fields(), 2))
     if world.is_rank_zero:
@@ -229,7 +229,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     trainer = make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
     check_signals()
     with training, validation, closing(log), handle_signals(last.handle_signal):
-        trainer.fit(module, training, validation, ckpt_path=checkpoint)
+        trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)
     if task.patience:
