@@ -108,7 +108,8 @@ def test_differences_are_named_with_short_values():
     assert describe_differences(actual, {"options": {"top": 3}}) == "size must be 8, got None"
     expected = {"seed": 2, "sha256": "b" * 64, "options": {"top": 4, "size": 8}, "device": "cpu"}
     differing = describe_differences(actual, expected)
-    assert differing.startswith("seed must be 1, got 2, and sha256 must be the same, and top must be 3, got 4, ")
+    hashes = "sha256 must be 'aaaaaaaaaaaa...aaaaaaaaaaaaa', got 'bbbbbbbbbbbb...bbbbbbbbbbbbb'"
+    assert differing.startswith(f"seed must be 1, got 2, and {hashes}, and top must be 3, got 4, ")
     assert differing.endswith(", and device must be None, got 'cpu'")
 
 

@@ -2,9 +2,9 @@
 
 import contextlib
 import errno
-import itertools
 import json
 import os
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,6 @@ from lambdanets.signals import uninterrupted
 
 LOCK = ".lock"
 PARTIAL = ".partial"  # suffix of journals
-_MAX_CHARACTERS = 40  # messages omit longer values, such as hashes
 
 
 class InUseError(InputError):
@@ -139,9 +138,8 @@ def open_journal(path: Path, identity: Mapping[str, Any]) -> Iterator[Journal]:
     if differing:
         raise InputError(f"{differing}, as in {path}; remove it to restart, or choose another output path")
     try:
-        with path.open("r+b" if complete else "wb") as file:
+        with path.open("ab") as file:
             file.truncate(len(complete))
-            file.seek(len(complete))
             if not complete:
                 file.write(encode_line(identity))
             yield Journal(file, entries)
@@ -163,17 +161,14 @@ def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any
 
     Of a mapping in both, such as options, those of its entries. More entries of `existing` itself are ignored.
     """
-    return ", and ".join(itertools.islice(_differences(existing, expected), 5))
-
-
-def _differences(existing: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
+    texts = []
     for name, value in expected.items():
         current = existing.get(name)
         if isinstance(current, Mapping) and isinstance(value, Mapping):
-            yield from _differences(current, {**dict.fromkeys(current), **value})
+            texts.append(describe_differences(current, {**dict.fromkeys(current), **value}))
         elif current != value:
-            is_long = max(len(repr(current)), len(repr(value))) > _MAX_CHARACTERS
-            yield f"{name} must be {'the same' if is_long else f'{current!r}, got {value!r}'}"
+            texts.append(f"{name} must be {reprlib.repr(current)}, got {reprlib.repr(value)}")
+    return ", and ".join([*filter(None, texts)][:5])
 
 
 def encode_line(entry: Any) -> bytes:

@@ -150,11 +150,6 @@ class KeepBest(Callback):
         self.best, self.epochs_without_improvement = state["best"], state["epochs_without_improvement"]
 
 
-def has_checkpoint(run_folder: Path) -> bool:
-    """Whether a run can be resumed from a checkpoint, which may be damaged."""
-    return any((run_folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
-
-
 def find_resumable(folder: Path, task: Task) -> Path | None:
     """Return the newest undamaged checkpoint of a run; None if there are no checkpoints.
 

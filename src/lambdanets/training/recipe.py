@@ -33,8 +33,8 @@ class TrainingRecipe(Architecture):
     task: ClassVar[str]
     # fields that are paths or URLs; those that are "" in the recipe, the user must set
     PATHS: ClassVar[tuple[str, ...]] = ("data", "weights")
-    # fields that may be changed when a run is resumed, because they do not change the result except for rounding
-    CHANGEABLE: ClassVar[tuple[str, ...]] = ("weights", "workers", "checkpoint_every", "max_unreadable", "micro_batch")
+    # fields that do not change the result except for rounding
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("workers", "checkpoint_every", "max_unreadable", "micro_batch")
 
     data: str = ""
     """Training data: a folder, file, URL or dataset name."""
@@ -91,9 +91,14 @@ class TrainingRecipe(Architecture):
         """Return a dict of the task and all fields."""
         return {"task": self.task} | dataclasses.asdict(self)
 
+    @classmethod
+    def changeable(cls) -> set[str]:
+        """Return the names of the fields that may be changed when a run is resumed, such as the path of moved data."""
+        return {*cls.PATHS, *cls.CHANGEABLE}
+
     def identity(self, *more: str) -> dict[str, Any]:
         """Return the task and the fields that determine the result, and `more` fields."""
-        omitted = set(self.CHANGEABLE) - set(more)
+        omitted = self.changeable() - {*more}
         return {name: value for name, value in self.fields().items() if name not in omitted}
 
 

@@ -23,7 +23,7 @@ from lambdanets.models.weights import load_tensors, packaged_models, read_weight
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals
 from lambdanets.terminal import echo
-from lambdanets.training.checkpoints import BEST, KeepBest, KeepLast, find_resumable, has_checkpoint
+from lambdanets.training.checkpoints import BEST, KeepBest, KeepLast, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
@@ -55,22 +55,28 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
     with process_group() as world, ExitStack() as stack:
         recipe = resolve_recipe(recipe, folder)
-        run_folder = _run_folder(folder, recipe)
-        started, finished = broadcast_from_rank_zero(lambda: (run_folder.is_started(), (folder / RESULT).is_file()))
+        finished = broadcast_from_rank_zero((folder / RESULT).is_file)
+        # A finished run reads no paths, and the weights of a resumed one are in its checkpoint: others would silently
+        # not be used. It reads its data, and recognizes it even if it was moved.
+        unused = recipe.PATHS if finished else ("weights",)
+
+        def read_identity(folder: Path) -> dict[str, Any] | None:
+            path = folder / RECIPE
+            return read_recipe(path).identity(*unused) if path.is_file() else None
+
+        run_folder = WorkFolder(folder, recipe.identity(*unused), read_identity)
+        started = broadcast_from_rank_zero(run_folder.is_started)
         if not finished:  # else the folder may be read-only
             broadcast_from_rank_zero(lambda: stack.enter_context(run_folder.open()))  # holds its lock
             if started:
-                changes = {name: getattr(recipe, name) for name in recipe.CHANGEABLE}
+                changes = {name: getattr(recipe, name) for name in recipe.changeable()}
                 changes = {name: value for name, value in changes.items() if value not in (None, "")}
                 recipe = replace(read_recipe(folder / RECIPE), **changes)
             _train(*prepare(recipe, world, folder), folder, world)
         elif world.is_rank_zero:
             echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
-        if not world.is_rank_zero:
-            return {}
-        return read_json(
-            folder / RESULT, dict[str, Any], "remove it and run the command with --resume to write it again"
-        )
+        advice = "remove it and run the command with --resume to write it again"
+        return read_json(folder / RESULT, dict[str, Any], advice) if world.is_rank_zero else {}
 
 
 def check(recipe: TrainingRecipe) -> Task:
@@ -152,20 +158,6 @@ def _resolve(recipe: TrainingRecipe, folder: Path | None) -> TrainingRecipe:
     if not resolved.model:
         raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
     return resolved
-
-
-def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
-    """Return the run folder, which must be for this recipe."""
-    # Paths that the run would silently not use are part of its identity: a finished run reads nothing, and one with a
-    # checkpoint has its initial weights in it. It reads its data, and recognizes it even if it was moved.
-    finished = (folder / RESULT).is_file()
-    unused = recipe.PATHS if finished else ("weights",) if has_checkpoint(folder) else ()
-
-    def read_identity(folder: Path) -> dict[str, Any] | None:
-        path = folder / RECIPE
-        return read_recipe(path).identity(*unused) if path.is_file() else None
-
-    return WorkFolder(folder, recipe.identity(*unused), read_identity)
 
 
 def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) -> tuple[Task, Batches, Batches]:
