@@ -78,10 +78,8 @@ def test_a_folder_left_empty_is_removed_with_its_lock(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "kept", "old"]
 
 
-def test_folder_of_the_same_work_is_cleaned_and_another_one_refused(tmp_path):
+def test_folder_of_the_same_work_is_opened_and_another_one_refused(tmp_path):
     (tmp_path / "work.json").write_text(json.dumps({"seed": 1, "more": 2}))
-    (tmp_path / ".a.bin.1.unfinished").touch()
-    (tmp_path / ".spill.unfinished").mkdir()
     with (
         pytest.raises(InputError, match=r"^seed must be 1, got 2, as in .*; choose another folder$"),
         open_folder(tmp_path, identity={"seed": 2}),

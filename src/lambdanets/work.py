@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from lambdanets.errors import InputError
-from lambdanets.files import encode_utf8, is_hidden, remove_unfinished
+from lambdanets.files import encode_utf8, is_hidden
 from lambdanets.records import reraise_as_input_error
 from lambdanets.signals import uninterrupted
 
@@ -87,7 +87,7 @@ class WorkFolder:
         """Create the folder and hold its lock within the block; a new folder that is left empty is removed.
 
         shared: several processes work in the folder, and hold this lock only while they start, so it is acquired with a
-            timeout. Otherwise temporary files of killed processes are removed.
+            timeout.
 
         Raises InputError as `is_started` does, before the folder is created, and InUseError as `locked`.
         """
@@ -100,8 +100,6 @@ class WorkFolder:
         try:
             with locked(self.path / LOCK, self.path, timeout=30.0 if shared else 0.0):
                 self.is_started()  # another process may have started in the meantime
-                if not shared:
-                    remove_unfinished(self.path)
                 yield
         finally:
             with contextlib.suppress(OSError):  # stops at a folder that is not empty or already removed

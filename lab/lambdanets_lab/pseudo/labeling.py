@@ -11,7 +11,6 @@ import numpy as np
 
 from lambdanets.data.images import check_unreadable
 from lambdanets.data.shards import open_shards
-from lambdanets.files import remove_unfinished
 from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
 from lambdanets.inference.loading import load_one_of
 from lambdanets.models.weights import find_weights
@@ -70,7 +69,6 @@ def label_shards(
     folder = WorkFolder(out, _identity(labels), _read_identity)
     with folder.open(shared=True):
         if not folder.is_started():
-            remove_unfinished(out, DESCRIPTION)
             write_json(out / DESCRIPTION, asdict(labels), None)
     num_shards = num_images = num_in_progress = 0
     unreadable: list[str] = []
@@ -83,7 +81,6 @@ def label_shards(
                 if table.is_file():
                     continue
                 start = time.monotonic()
-                remove_unfinished(out, table.name)
                 shard = images.select_shards([index])
                 # a shard whose images were all unreadable has no images
                 batches: AbstractContextManager[Any] = nullcontext(())
