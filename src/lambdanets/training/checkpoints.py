@@ -77,7 +77,7 @@ class KeepLast(Callback):
                 counts["completed"] = counts["processed"] - in_progress
 
     def handle_signal(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal while the run trains; `make_trainer` has switched off Lightning's own handlers."""
+        """Handle a signal while the run trains; the trainer of `run.py` has switched off Lightning's own handlers."""
         if self.signaled and signum == signal.SIGINT:
             raise Interrupted
         self.signaled = True  # schedulers and torchrun may both send SIGTERM
@@ -153,7 +153,7 @@ class KeepBest(Callback):
 def find_resumable(folder: Path, task: Task) -> Path | None:
     """Return the newest undamaged checkpoint of a run; None if there are no checkpoints.
 
-    Its weights are loaded into the task's model. If last.ckpt is damaged, it is renamed to
+    The task gets its weights. If last.ckpt is damaged, it is renamed to
     last.damaged, with a message, and the previous one is returned. Raises InputError if that one is
     damaged or missing, or if the checkpoint is from a run of another recipe or on other data.
     """
@@ -176,6 +176,7 @@ def find_resumable(folder: Path, task: Task) -> Path | None:
                 "the data has changed since the run started (images, file names or classes); start a new run"
             )
         load_tensors(task.model, tensors, str(path))
+        task.initial_weights = state["initial_weights"]
         if damage:
             echo(f"{folder / LAST} is damaged; renamed to last.damaged, resuming from {path.name}", file=sys.stderr)
             (folder / LAST).replace(folder / "last.damaged")

@@ -143,9 +143,6 @@ class TrainingModule(LightningModule):
         checkpoint["lambdanets"] = self.task.card().to_json()
         checkpoint["initial_weights"] = self.task.initial_weights  # the file may be removed
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.task.initial_weights = checkpoint["initial_weights"]
-
 
 def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:
     """Return the learning rate factor as a function of the step: a linear warm-up, then the recipe's schedule."""

@@ -1,7 +1,9 @@
 """Starts and resumes training runs, and writes the run folder."""
 
+import logging
 import sys
 import timeit
+import warnings
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import seed_everything
-from lightning.pytorch.callbacks import Callback, Timer
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import DDPStrategy
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import describe_classes, describe_left_out
@@ -18,12 +22,13 @@ from lambdanets.data.images import check_readable
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import best_device
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE, encode_utf8
+from lambdanets.files import RECIPE
+from lambdanets.models.factory import list_models
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals
 from lambdanets.terminal import echo
-from lambdanets.training.checkpoints import BEST, KeepBest, KeepLast, find_resumable
+from lambdanets.training.checkpoints import BEST, AtomicCheckpointIO, KeepBest, KeepLast, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
@@ -32,7 +37,6 @@ from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
 from lambdanets.training.report import RESULT, finish, write_findings
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
-from lambdanets.training.trainer import make_trainer
 from lambdanets.work import WorkFolder
 
 TIMED_STEPS = 3  # of a dry run
@@ -51,8 +55,6 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
-    if encode_utf8(str(folder)).decode() != str(folder):
-        raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
     with process_group() as world, ExitStack() as stack:
         recipe = resolve_recipe(recipe, folder)
         finished = broadcast_from_rank_zero((folder / RESULT).is_file)
@@ -141,23 +143,23 @@ def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> Traini
     All ranks get the recipe of rank zero, with their own paths: $TMPDIR, and what links lead to, differ between nodes.
     Raises InputError if a required field is missing.
     """
-    resolved = broadcast_from_rank_zero(lambda: _resolve(recipe, folder))
-    return replace(resolved, **absolute_paths(recipe))
 
+    def resolve() -> TrainingRecipe:
+        for name in recipe.PATHS:
+            if getattr(recipe, name) == "":
+                raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
+        precision = recipe.precision
+        if precision == "auto" and folder is not None and (folder / RECIPE).is_file():
+            precision = read_recipe(folder / RECIPE).precision
+        if precision == "auto":
+            on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+            precision = "bf16-mixed" if on_gpu else "32-true"
+        resolved: TrainingRecipe = task_class(recipe).resolve(replace(recipe, precision=precision))
+        if not resolved.model:
+            raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
+        return resolved
 
-def _resolve(recipe: TrainingRecipe, folder: Path | None) -> TrainingRecipe:
-    for name in recipe.PATHS:
-        if getattr(recipe, name) == "":
-            raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
-    if recipe.precision == "auto" and folder is not None and (folder / RECIPE).is_file():
-        recipe = replace(recipe, precision=read_recipe(folder / RECIPE).precision)
-    if recipe.precision == "auto":
-        has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-        recipe = replace(recipe, precision="bf16-mixed" if has_bfloat16 else "32-true")
-    resolved: TrainingRecipe = task_class(recipe).resolve(recipe)
-    if not resolved.model:
-        raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
-    return resolved
+    return replace(broadcast_from_rank_zero(resolve), **absolute_paths(recipe))
 
 
 def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) -> tuple[Task, Batches, Batches]:
@@ -218,7 +220,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     last = KeepLast(checkpoints, task, training)
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [*([ema] if ema else []), log, timer, best, last]
-    trainer = make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
+    trainer = _make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
     check_signals()
     with training, validation, closing(log), handle_signals(last.handle_signal):
         trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
@@ -229,3 +231,54 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     seconds = timer.time_elapsed("train")
     broadcast_from_rank_zero(lambda: finish(task, folder, log, seconds, world.world_size))
+
+
+def _make_trainer(
+    recipe: TrainingRecipe, folder: Path, callbacks: list[Callback], world: World, accumulation_steps: int
+) -> Trainer:
+    """Return a trainer with DDP under torchrun, otherwise on one GPU or the CPU."""
+    # messages about devices, advertisements, and warnings that do not apply here
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*find_unused_parameters=True was specified.*",
+        ".*Grad strides do not match bucket view strides.*",  # channels_last weights
+    ):
+        warnings.filterwarnings("ignore", message)
+    is_distributed = world.world_size > 1
+    trainer = Trainer(
+        default_root_dir=folder,
+        max_epochs=recipe.epochs,
+        precision=recipe.precision,
+        accelerator="cuda" if torch.cuda.is_available() else "cpu",
+        devices=world.local_world_size,
+        num_nodes=world.world_size // world.local_world_size,  # all have the same number of processes
+        strategy=_ddp_strategy(recipe.model) if is_distributed else "auto",
+        accumulate_grad_batches=accumulation_steps,
+        gradient_clip_val=recipe.clip_gradient,
+        callbacks=callbacks,
+        # explicit, because Lightning would otherwise use the environment variables of SLURM
+        plugins=[AtomicCheckpointIO(), TorchElasticEnvironment() if is_distributed else LightningEnvironment()],
+        logger=False,
+        enable_checkpointing=False,  # by Lightning's own callback
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    # signals are KeepLast's: Lightning's handlers can stop in the middle of an optimizer step, or wait for other ranks,
+    # and its broadcast of signals waits for the GPU before each micro-batch
+    trainer._signal_connector.register_signal_handlers = lambda: None
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+    return trainer
+
+
+def _ddp_strategy(model: str) -> DDPStrategy:
+    # Without find_unused_parameters, DDP rebuilds its buckets after the first step. The first step of a resumed run
+    # would use other buckets than in an uninterrupted run, and three or more ranks would sum in another order.
+    keep_buckets = not torch.cuda.is_available()
+    # timm's networks may compute stages whose features are not used, and DDP would wait for their gradients
+    may_have_unused = model not in list_models()
+    return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=keep_buckets or may_have_unused)
