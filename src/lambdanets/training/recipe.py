@@ -91,14 +91,9 @@ class TrainingRecipe(Architecture):
         """Return a dict of the task and all fields."""
         return {"task": self.task} | dataclasses.asdict(self)
 
-    @classmethod
-    def changeable(cls) -> set[str]:
-        """Return the names of the fields that may be changed when a run is resumed, such as the path of moved data."""
-        return {*cls.PATHS, *cls.CHANGEABLE}
-
     def identity(self, *more: str) -> dict[str, Any]:
-        """Return the task and the fields that determine the result, and `more` fields."""
-        omitted = self.changeable() - {*more}
+        """Return the task and the fields that determine the result, with `more`. A resumed run may change others."""
+        omitted = {*self.PATHS, *self.CHANGEABLE} - {*more}
         return {name: value for name, value in self.fields().items() if name not in omitted}
 
 

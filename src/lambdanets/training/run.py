@@ -60,25 +60,21 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         finished = broadcast_from_rank_zero((folder / RESULT).is_file)
         # A finished run reads no paths, and the weights of a resumed one are in its checkpoint: others would silently
         # not be used. It reads its data, and recognizes it even if it was moved.
-        unused = recipe.PATHS if finished else ("weights",)
-
-        def read_identity(folder: Path) -> dict[str, Any] | None:
-            path = folder / RECIPE
-            return read_recipe(path).identity(*unused) if path.is_file() else None
-
-        run_folder = WorkFolder(folder, recipe.identity(*unused), read_identity)
-        started = broadcast_from_rank_zero(run_folder.is_started)
-        if not finished:  # else the folder may be read-only
+        identity = recipe.identity(*(recipe.PATHS if finished else ("weights",)))
+        run_folder = WorkFolder(folder, identity, _read_fields)
+        if finished:  # the folder may be read-only
+            broadcast_from_rank_zero(run_folder.is_started)
+            if world.is_rank_zero:
+                echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
+        else:
             broadcast_from_rank_zero(lambda: stack.enter_context(run_folder.open()))  # holds its lock
-            if started:
-                changes = {name: getattr(recipe, name) for name in recipe.changeable()}
-                changes = {name: value for name, value in changes.items() if value not in (None, "")}
-                recipe = replace(read_recipe(folder / RECIPE), **changes)
             _train(*prepare(recipe, world, folder), folder, world)
-        elif world.is_rank_zero:
-            echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
         advice = "remove it and run the command with --resume to write it again"
         return read_json(folder / RESULT, dict[str, Any], advice) if world.is_rank_zero else {}
+
+
+def _read_fields(folder: Path) -> dict[str, Any] | None:
+    return read_recipe(folder / RECIPE).fields() if (folder / RECIPE).is_file() else None
 
 
 def check(recipe: TrainingRecipe) -> Task:
@@ -138,7 +134,7 @@ def _is_name(field: str, value: str) -> bool:
 def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> TrainingRecipe:
     """Return the recipe with absolute paths, a model name and a precision: bf16-mixed where a GPU supports it, if auto.
 
-    folder: of the run, which keeps its precision on a machine with another GPU, or none.
+    folder: of the run, or none. A started run keeps its precision and micro-batch on another machine.
 
     All ranks get the recipe of rank zero, with their own paths: $TMPDIR, and what links lead to, differ between nodes.
     Raises InputError if a required field is missing.
@@ -148,13 +144,16 @@ def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> Traini
         for name in recipe.PATHS:
             if getattr(recipe, name) == "":
                 raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
-        precision = recipe.precision
-        if precision == "auto" and folder is not None and (folder / RECIPE).is_file():
-            precision = read_recipe(folder / RECIPE).precision
+        stored = recipe
+        if folder is not None and (folder / RECIPE).is_file():
+            stored = read_recipe(folder / RECIPE)
+        precision = stored.precision if recipe.precision == "auto" else recipe.precision
         if precision == "auto":
             on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
             precision = "bf16-mixed" if on_gpu else "32-true"
-        resolved: TrainingRecipe = task_class(recipe).resolve(replace(recipe, precision=precision))
+        micro_batch = recipe.micro_batch or stored.micro_batch
+        known = replace(recipe, precision=precision, micro_batch=micro_batch)
+        resolved: TrainingRecipe = task_class(recipe).resolve(known)
         if not resolved.model:
             raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
         return resolved
