@@ -107,17 +107,17 @@ class WorkFolder:
                     path.rmdir()
 
 
+@dataclass
 class Journal:
     """An open journal. entries: its entries, at first those of the interrupted command."""
 
-    def __init__(self, file: BinaryIO, entries: list[Any]) -> None:
-        self._file = file
-        self.entries = entries
+    file: BinaryIO
+    entries: list[Any]
 
     def add(self, entry: Any) -> None:
         """Append an entry and flush it, so that it is kept if the process is killed."""
-        self._file.write(encode_line(entry))
-        self._file.flush()
+        self.file.write(encode_line(entry))
+        self.file.flush()
         self.entries.append(entry)
 
 

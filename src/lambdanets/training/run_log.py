@@ -47,7 +47,6 @@ class RunLog(Callback):
         self._task, self._world = task, world
         # images and losses since the last row, of this rank
         self._sums = torch.zeros(1 + len(task.TRAINING_METRICS), dtype=torch.float64)
-        self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`
         self._progress = Progress("training", 0, "steps", disable=True)
         self._writer: SummaryWriter | None = None  # of TensorBoard, on rank 0
 
@@ -83,7 +82,7 @@ class RunLog(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._note_unreadable(batch)
+        self.unreadable.update(batch.unreadable)
         if "sums" in outputs:
             self._sums[0] += outputs["images"]
             self._sums[1:] += outputs["sums"]
@@ -102,7 +101,7 @@ class RunLog(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, module: TrainingModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._note_unreadable(batch)
+        self.unreadable.update(batch.unreadable)
         self._progress.note(f"validating, batch {batch_idx + 1:,}")
 
     def on_validation_end(self, trainer: Trainer, module: TrainingModule) -> None:
@@ -118,14 +117,10 @@ class RunLog(Callback):
             end = f"  {waiting:.0%} waiting for data" if waiting >= 0.1 else ""
             echo(f"{epoch}  loss {loss:.3f}  {module.validation_summary}  {speed:.0f} images/s{end}")
 
-    def _note_unreadable(self, batch: Any) -> None:
-        self._new_unreadable += [text for text in batch.unreadable if text not in self.unreadable]
-
     def _gather(self) -> list[float]:
-        """Collect new messages of all ranks; return the sums over ranks. On a GPU, this waits for its steps."""
-        parts = all_gather_lists([(self._sums.tolist(), self._new_unreadable)])
-        self.unreadable.update(text for _, texts in parts for text in texts)
-        self._new_unreadable = []
+        """Collect the messages of all ranks; return the sums over ranks. On a GPU, this waits for its steps."""
+        parts = all_gather_lists([(self._sums.tolist(), self.unreadable)])
+        self.unreadable = set().union(*(texts for _, texts in parts))
         check_unreadable(sorted(self.unreadable), self._task.recipe.max_unreadable)
         return [sum(column) for column in zip(*(sums for sums, _ in parts), strict=True)]
 
