@@ -11,6 +11,7 @@ from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import read_json, reraise_as_input_error, write_json
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
+from lambdanets.training.distributed import World
 from lambdanets.training.report import RESULT
 from lambdanets.training.run_log import METRICS
 from lambdanets.work import InUseError, WorkFolder
@@ -126,7 +127,7 @@ def begin(plan: Plan, folder: Path) -> None:
         return
     for planned in plan.runs():
         if planned.seed == plan.seeds[0]:
-            run.check(planned.recipe)
+            run.prepare(run.resolve_recipe(planned.recipe), World())
     with work_folder.open(shared=True):
         write_json(folder / PLAN, content, 2)
 

@@ -38,14 +38,16 @@ def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int
     if task.test is not None:
         values = [value for _, value in log.points("val", task.BEST_METRIC)]
         fields[f"held_out_{task.BEST_METRIC}"] = max(values) if task.patience else values[-1]
+    steps, epochs = log.rows[-1][:2]
+    images = steps * sum(recipe.step_sizes(len(task.training)))
     result = {
         "seconds": round(seconds, 2),
-        "images_per_second": round(log.images_seen / seconds, 1) if seconds else 0.0,
+        "images_per_second": round(images / seconds, 1) if seconds else 0.0,
         "parameters": sum(parameter.numel() for parameter in task.model.parameters()),
         "model_name": recipe.model,
         "data": task.source,
         "training_images": len(task.training),
-        "epochs": log.rows[-1][1],
+        "epochs": epochs,
         "processes": processes,
         "micro_batch": recipe.micro_batch,
         "recipe": recipe.identity(),

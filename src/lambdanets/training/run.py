@@ -77,12 +77,6 @@ def _read_fields(folder: Path) -> dict[str, Any] | None:
     return read_recipe(folder / RECIPE).fields() if (folder / RECIPE).is_file() else None
 
 
-def check(recipe: TrainingRecipe) -> Task:
-    """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
-    with process_group() as world:
-        return prepare(resolve_recipe(recipe), world)[0]
-
-
 def dry_run(recipe: TrainingRecipe) -> list[str]:
     """Describe the data, steps, micro-batches and time of a run, in one line each. Writes no files.
 
@@ -162,7 +156,10 @@ def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> Traini
 
 
 def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) -> tuple[Task, Batches, Batches]:
-    """Open the data, build the model and choose the micro-batch; return the task, training and validation batches."""
+    """Open the data, build the model and choose the micro-batch; return the task, training and validation batches.
+
+    Raises InputError if a resolved recipe cannot be trained.
+    """
     tasks: list[Task] = []  # rank zero first: if it fails, only its error is reported
     broadcast_from_rank_zero(lambda: tasks.append(open_task(recipe, world, folder)))
     task = tasks[0] if tasks else open_task(recipe, world, folder)

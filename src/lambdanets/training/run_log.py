@@ -42,7 +42,6 @@ class RunLog(Callback):
         self.metrics = tuple(dict.fromkeys((*task.TRAINING_METRICS, *task.VALIDATION_METRICS)))
         self.rows: list[list[Any]] = []  # lines of metrics.csv; None where nothing was measured
         self.unreadable: set[str] = set()
-        self.images_seen = 0
         self._columns = (*COLUMNS, *self.metrics, *SPEED)
         self._task, self._world = task, world
         # images and losses since the last row, of this rank
@@ -130,7 +129,6 @@ class RunLog(Callback):
         if not images:
             return
         self._sums.zero_()
-        self.images_seen += int(images)
         means = {name: x / images for name, x in zip(self._task.TRAINING_METRICS, sums, strict=True)}
         seconds = max(time.perf_counter() - self._started, 1e-9)
         speed = {
@@ -165,10 +163,9 @@ class RunLog(Callback):
 
     def state_dict(self) -> dict[str, Any]:  # Lightning calls this on all ranks
         sums, unreadable = self._gather(), sorted(self.unreadable)
-        return {"rows": self.rows, "unreadable": unreadable, "images": self.images_seen, "sums": sums}
+        return {"rows": self.rows, "unreadable": unreadable, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.images_seen, self.rows = state["images"], state["rows"]
-        self.unreadable = set(state["unreadable"])
+        self.rows, self.unreadable = state["rows"], set(state["unreadable"])
         if self._world.is_rank_zero:
             self._sums = torch.tensor(state["sums"], dtype=torch.float64)
