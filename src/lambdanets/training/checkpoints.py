@@ -22,6 +22,7 @@ from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import echo
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import parse_recipe
+from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 
 LAST = "last.ckpt"
@@ -121,33 +122,27 @@ class KeepBest(Callback):
     patience: epochs without improvement after which training stops, also at once if it is resumed later. None: never.
     """
 
-    def __init__(self, folder: Path, metric: str, patience: int | None) -> None:
-        self.path, self.metric, self.patience = folder / BEST, metric, patience
-        self.best: float | None = None
-        self.epochs_without_improvement = 0
+    def __init__(self, folder: Path, log: RunLog, metric: str, patience: int | None) -> None:
+        self.path, self.run_log, self.metric, self.patience = folder / BEST, log, metric, patience
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._stop_early(trainer)
 
-    def on_validation_end(self, trainer: Trainer, module: TrainingModule) -> None:
-        value = module.validation_metrics[self.metric]
-        value = -math.inf if math.isnan(value) else value  # no image has objects
-        if self.best is None or value > self.best:
-            self.best, self.epochs_without_improvement = value, 0
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        *earlier, value = self._values()
+        if not earlier or value > max(earlier):
             trainer.save_checkpoint(self.path)
-        else:
-            self.epochs_without_improvement += 1
         self._stop_early(trainer)
 
     def _stop_early(self, trainer: Trainer) -> None:
-        if self.patience is not None and self.epochs_without_improvement >= self.patience:
+        values = self._values()
+        if values and self.patience and len(values) - 1 - values.index(max(values)) >= self.patience:
             trainer.should_stop = True
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "epochs_without_improvement": self.epochs_without_improvement}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.epochs_without_improvement = state["best"], state["epochs_without_improvement"]
+    def _values(self) -> list[float]:
+        """Return the metric after each epoch; -inf where no image has objects."""
+        values = [value for _, value in self.run_log.points("val", self.metric)]
+        return [-math.inf if math.isnan(value) else value for value in values]
 
 
 def find_resumable(folder: Path, task: Task) -> Path | None:

@@ -212,7 +212,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     timer = Timer()
     log = RunLog(folder, task, world)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    best = KeepBest(checkpoints, task.BEST_METRIC, task.patience)
+    best = KeepBest(checkpoints, log, task.BEST_METRIC, task.patience)
     last = KeepLast(checkpoints, task, training)
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [*([ema] if ema else []), log, timer, best, last]
