@@ -17,7 +17,7 @@ from torch.distributed import is_torchelastic_launched
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from lambdanets.errors import InputError, RankZeroFailed
+from lambdanets.errors import InputError
 from lambdanets.signals import EXIT_CODE
 
 T = TypeVar("T")
@@ -138,7 +138,7 @@ def all_gather_lists(items: list[T]) -> list[T]:
 def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:
     """Call compute() on rank zero and return its result on all ranks.
 
-    If compute() raises an error, the other ranks raise RankZeroFailed.
+    If compute() raises an error, which rank zero reports, the other ranks exit without a message.
     """
     if not dist.is_initialized():
         return compute()
@@ -149,5 +149,5 @@ def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:
     finally:
         dist.broadcast_object_list(result_and_success)
     if not result_and_success[1]:
-        raise RankZeroFailed
+        raise SystemExit(2)
     return result_and_success[0]

@@ -175,11 +175,9 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
 
     Its weights are from the newest checkpoint in the run folder, else the recipe's initial weights, else random.
     """
-    if best_device().type == "cpu":
-        if recipe.precision == "16-mixed":
-            raise InputError("precision 16-mixed needs a GPU; on a CPU choose bf16-mixed or 32-true")
-        if recipe.sync_batch_norm and world.world_size > 1:
-            raise InputError("sync_batch_norm needs one GPU per process, but PyTorch finds no GPU")
+    needs_gpu = recipe.precision == "16-mixed" or (recipe.sync_batch_norm and world.world_size > 1)
+    if needs_gpu and best_device().type == "cpu":
+        raise InputError("precision 16-mixed and sync_batch_norm need a GPU, but PyTorch finds none")
     task = task_class(recipe)(recipe)
     if (count := len(task.validation)) < (ranks := world.world_size):
         raise InputError(f"number of validation images must be at least {ranks}, one per rank, got {count}")
@@ -210,7 +208,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     if getattr(recipe, "compile", False):  # a field of the tasks whose models can be compiled
         model.compile()
     timer = Timer()
-    log = RunLog(folder, task, world)
+    log = RunLog(folder, task)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
     best = KeepBest(checkpoints, log, task.BEST_METRIC, task.patience)
     last = KeepLast(checkpoints, task, training)

@@ -14,7 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.progress import Progress
 from lambdanets.terminal import csv_table, echo
-from lambdanets.training.distributed import World, all_gather_lists
+from lambdanets.training.distributed import all_gather_lists
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.task import Task
 
@@ -37,13 +37,13 @@ class RunLog(Callback):
 
     state_key = "History"  # its name in checkpoints, also in those of earlier versions
 
-    def __init__(self, folder: Path, task: Task, world: World) -> None:
+    def __init__(self, folder: Path, task: Task) -> None:
         self.path = folder / METRICS
         self.metrics = tuple(dict.fromkeys((*task.TRAINING_METRICS, *task.VALIDATION_METRICS)))
         self.rows: list[list[Any]] = []  # lines of metrics.csv; None where nothing was measured
         self.unreadable: set[str] = set()
         self._columns = (*COLUMNS, *self.metrics, *SPEED)
-        self._task, self._world = task, world
+        self._task = task
         # images and losses since the last row, of this rank
         self._sums = torch.zeros(1 + len(task.TRAINING_METRICS), dtype=torch.float64)
         self._progress = Progress("training", 0, "steps", disable=True)
@@ -52,7 +52,8 @@ class RunLog(Callback):
     def on_train_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._start_clock()  # a run that resumes in the middle of an epoch does not call on_train_epoch_start
         self._sums = self._sums.to(module.device)
-        if not self._world.is_rank_zero:
+        if not trainer.is_global_zero:
+            self._sums.zero_()  # rank 0 has those of all ranks
             return
         # removes rows that were written after the checkpoint
         atomic_write(self.path, csv_table([self._columns, *self.rows]).encode())
@@ -109,7 +110,7 @@ class RunLog(Callback):
         if not module.validation_metrics:
             raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
         self._add_row(trainer, "val", module.validation_metrics)
-        if self._world.is_rank_zero:
+        if trainer.is_global_zero:
             names = ("loss", "images_per_second", "waiting_share")
             loss, speed, waiting = (self.points("train", name)[-1][1] for name in names)
             epoch = f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}"
@@ -167,5 +168,4 @@ class RunLog(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rows, self.unreadable = state["rows"], set(state["unreadable"])
-        if self._world.is_rank_zero:
-            self._sums = torch.tensor(state["sums"], dtype=torch.float64)
+        self._sums = torch.tensor(state["sums"], dtype=torch.float64)
