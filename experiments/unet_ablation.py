@@ -59,7 +59,7 @@ def write_local_weights(path: Path, scope: int, seed: int) -> Path:
     recipe = replace(find_recipe("digit_masks"), seed=seed, model_options={"scope": scope})
     task = SegmentationTask(recipe)
     torch.manual_seed(seed)
-    model = build_model(recipe, task.classes)
+    model = build_model(recipe, len(task.classes))
     for module in model.modules():
         if isinstance(module, RelativeEmbedding):
             rows, columns = (torch.arange(side) - side // 2 for side in module.scope)

@@ -15,6 +15,7 @@ from lambdanets.models.weights import FOLDER
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.recipes import DetectionRecipe
 from lambdanets.training import run
+from lambdanets.training.distributed import World
 from lambdanets_lab.demo.examples import draw_nuclei
 from training.detection.tiny_detection import tiny_recipe
 from training.runs import quick_recipe
@@ -48,8 +49,8 @@ def test_output_folder_may_have_the_name_of_the_model(folder):
 
 def test_training_starts_from_a_model_beside_a_folder_of_its_name(folder, two_classes):
     model = {"weights": "cifar10", "model": "lambda_resnet20_small", "model_options": {}}
-    classifier = run.check(replace(quick_recipe(two_classes), **model))
-    detector = run.check(tiny_recipe(folder / "scattered", **model))
+    recipes = replace(quick_recipe(two_classes), **model), tiny_recipe(folder / "scattered", **model)
+    classifier, detector = (run.open_task(run.resolve_recipe(recipe), World()) for recipe in recipes)
     assert classifier.model.conv1.weight.equal(detector.model.backbone.network.conv1.weight)
     assert run.resolve_recipe(detector.recipe).weights == "cifar10"
 

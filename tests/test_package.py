@@ -59,7 +59,7 @@ def outputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("imports")
     recipe, detector = tiny_recipe(folder / "digits"), folder / "weights.safetensors"
     card = make_card(DetectorCard, recipe, ["cup"], category_ids=[1]).to_json()
-    save_weights(detector, build_model(recipe, ["cup"]), card)
+    save_weights(detector, build_model(recipe, 1), card)
     forks = [("", PACKAGE), ("import torch", LAYER)]
     forks += [("import torchvision", f"{imports}; {REGISTERED}") for imports in IMPORT_ORDERS]
     forks.append(("", PREDICTIONS, str(write_teacher(folder / "classifier")), str(detector)))

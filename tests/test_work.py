@@ -78,13 +78,11 @@ def test_a_folder_left_empty_is_removed_with_its_lock(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "kept", "old"]
 
 
-def test_folder_of_the_same_work_is_cleaned_and_another_one_refused(tmp_path):
+def test_folder_of_the_same_work_is_opened_and_another_one_refused(tmp_path):
     (tmp_path / "work.json").write_text(json.dumps({"seed": 1, "more": 2}))
-    (tmp_path / ".a.bin.1.unfinished").touch()
-    (tmp_path / ".spill.unfinished").mkdir()
     with (
-        pytest.raises(InputError, match=r"^seed must be 1, got 2, since .* has shards; choose another folder$"),
-        open_folder(tmp_path, work="shards", identity={"seed": 2}),
+        pytest.raises(InputError, match=r"^seed must be 1, got 2, as in .*; choose another folder$"),
+        open_folder(tmp_path, identity={"seed": 2}),
     ):
         pass
     with open_folder(tmp_path, identity={"seed": 1}):
@@ -95,7 +93,7 @@ def test_files_and_folders_with_other_content_are_refused(tmp_path):
     (tmp_path / "thesis.tex").touch()
     for path, message in (
         (tmp_path, r"is not empty, it has thesis\.tex; choose another folder, or remove it"),
-        (tmp_path / "thesis.tex", r"thesis\.tex must be a folder, got a file; choose another folder$"),
+        (tmp_path / "thesis.tex", r"thesis\.tex must be a folder, got a file; choose another path$"),
         (tmp_path / "thesis.tex/run", r"folder .*/thesis\.tex/run cannot be created: Not a directory"),
     ):
         with pytest.raises(InputError, match=message), open_folder(path):
@@ -108,7 +106,8 @@ def test_differences_are_named_with_short_values():
     assert describe_differences(actual, {"options": {"top": 3}}) == "size must be 8, got None"
     expected = {"seed": 2, "sha256": "b" * 64, "options": {"top": 4, "size": 8}, "device": "cpu"}
     differing = describe_differences(actual, expected)
-    assert differing.startswith("seed must be 1, got 2, and sha256 must be the same, and top must be 3, got 4, ")
+    hashes = "sha256 must be 'aaaaaaaaaaaa...aaaaaaaaaaaaa', got 'bbbbbbbbbbbb...bbbbbbbbbbbbb'"
+    assert differing.startswith(f"seed must be 1, got 2, and {hashes}, and top must be 3, got 4, ")
     assert differing.endswith(", and device must be None, got 'cpu'")
 
 

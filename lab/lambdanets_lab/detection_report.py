@@ -64,7 +64,8 @@ def _read(folder: Path) -> Run:
         raise InputError(f"{folder} must be a detection run, got a {task} run, whose scores are in its {RESULT}")
     result = read_json(folder / RESULT, Run)
     recipe = result["recipe"]
-    identity = {name: value for name, value in recipe.items() if name not in ("seed", *DetectionRecipe.CHANGEABLE)}
+    changeable = {*DetectionRecipe.PATHS, *DetectionRecipe.CHANGEABLE}
+    identity = {name: value for name, value in recipe.items() if name not in {"seed", *changeable}}
     for name in _FILES:  # by content: moved files are the same
         file = result[name]
         identity[name] = file and f"{Path(file['name']).name} ({file['sha256'][:8]})"

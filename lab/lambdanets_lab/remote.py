@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from lambdanets.data.shards import SHARD_LIST, Shard, Store
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_open, file_sha256, open_regular, remove_unfinished
+from lambdanets.files import atomic_open, file_sha256, open_regular
 from lambdanets.terminal import echo
 
 CACHE = "LAMBDANETS_SHARDS_CACHE"
@@ -69,7 +69,6 @@ class RemoteStore(Store):
                     file.seek(0)
                     return file
                 file.close()
-            remove_unfinished(self._cache, path.name)  # of killed processes, because this process has the lock
             self._make_room(shard.bytes)
             return _with_retries(self.path(shard.name), lambda: _download(self.path(shard.name), path, shard))
 

@@ -76,7 +76,7 @@ def write_shards(
         "seed": seed,
         "check_images": check_images,
     }
-    folder = WorkFolder(out, "shards", options, _read_identity)
+    folder = WorkFolder(out, options, _read_identity)
     if folder.is_started() and (out / SHARD_LIST).is_file():
         return open_store(str(out))[1]
     for name, split in splits.items():

@@ -28,7 +28,6 @@ class _TimmFinder:
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         if fullname != "timm":
             return None
-        # this finder remains until timm is loaded, since other code may ask for the spec without loading it
         finders = (finder for finder in sys.meta_path if finder is not self)
         spec = next((spec for finder in finders if (spec := finder.find_spec(fullname, path, target))), None)
         if spec is None or spec.loader is None:
@@ -37,8 +36,6 @@ class _TimmFinder:
         execute = loader.exec_module
 
         def execute_and_register(module: Any) -> None:
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
             execute(module)
             importlib.import_module("lambdanets.models")
 

@@ -36,10 +36,6 @@ class KernelWarning(UserWarning):
     """A compiled library cannot be loaded, or a fused kernel failed its check: a slower exact algorithm replaces it."""
 
 
-class RankZeroFailed(Exception):  # noqa: N818 - not an error of this process
-    """Raised on the other ranks after rank 0 has reported an error, to make them exit without a message."""
-
-
 def describe_failure(error: Exception) -> str | None:
     """Describe an error that a user can fix in one line; None for a bug, which is shown with its traceback.
 

@@ -1,10 +1,8 @@
-"""Atomic writes, removal of unfinished files, regular files, and files that are no data: hidden ones and outputs."""
+"""Atomic writes, regular files, and files that are no data: hidden ones and outputs."""
 
 import errno
-import glob
 import hashlib
 import os
-import shutil
 import stat
 import unicodedata
 from collections.abc import Iterator, Set
@@ -37,10 +35,12 @@ _OUTPUTS = (
 def atomic_open(path: Path, backup: Path | None = None) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces `path` after the block; if the block raises, `path` is unchanged.
 
-    The bytes are written to a hidden file in the same folder, which is synced and then renamed. OSErrors have `path` as
-    their file name. backup: new path of an existing file at `path`, if any.
+    The bytes are written to a hidden file in the same folder, which is synced and then renamed. A
+    killed process leaves it, and the next write of the same file replaces it; so only one process at
+    a time may write a file. OSErrors have `path` as their file name. backup: new path of an existing
+    file at `path`, if any.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    unfinished = path.with_name(f".{path.name}.unfinished")
     with uninterrupted():  # outside of this block a signal would end the process and leave the hidden file
         try:
             with unfinished.open("wb") as file:
@@ -75,15 +75,6 @@ def file_sha256(file: BinaryIO) -> str:
     """Return the SHA-256 of an open file, from its start, in hexadecimal digits."""
     file.seek(0)
     return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # BinaryIO lacks readinto
-
-
-def remove_unfinished(folder: Path, name: str = "") -> None:
-    """Remove the hidden files that killed processes left in a folder and below, or only those of the file `name`."""
-    for leftover in [*folder.rglob(f".{glob.escape(name)}*.unfinished")]:
-        if leftover.is_dir():
-            shutil.rmtree(leftover, ignore_errors=True)
-        else:
-            leftover.unlink(missing_ok=True)
 
 
 def encode_utf8(text: str) -> bytes:

@@ -8,7 +8,6 @@ a handler of its own, which stops it after a step.
 """
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
@@ -91,18 +90,6 @@ def resumable(saved: str) -> Iterator[None]:
     except KeyboardInterrupt:
         echo(f"stopped; {saved}; run the same command to resume", file=sys.stderr)
         raise
-
-
-def exit_with_parent() -> None:
-    """Make this worker process exit when its parent process exits."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait_and_exit() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait_and_exit, daemon=True).start()
 
 
 def _handle(signum: int, frame: FrameType | None) -> None:

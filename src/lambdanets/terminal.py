@@ -47,20 +47,13 @@ def echo(*lines: object, file: TextIO | None = None) -> None:
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows as aligned columns: the first column left-aligned, the others right-aligned.
-
-    Rows with fewer cells than the longest are not aligned, except for their first cell.
-    """
+    """Format rows as aligned columns: the first column left-aligned, the others right-aligned."""
     rows = [[printable(cell) for cell in row] for row in rows]
-    columns = max(len(row) for row in rows)
-    full_rows = [row for row in rows if len(row) == columns]
-    widths = [max(len(row[i]) for row in full_rows) for i in range(columns)]
-    widths[0] = max(len(row[0]) for row in rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *others in rows:
-        if len(others) == columns - 1:
-            others = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([f"  {first:<{widths[0]}}", *others]).rstrip())
+        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([f"  {first:<{widths[0]}}", *cells]).rstrip())
     return "\n".join(lines)
 
 

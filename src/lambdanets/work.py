@@ -2,9 +2,9 @@
 
 import contextlib
 import errno
-import itertools
 import json
 import os
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +13,12 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from lambdanets.errors import InputError
-from lambdanets.files import encode_utf8, is_hidden, remove_unfinished
+from lambdanets.files import encode_utf8, is_hidden
 from lambdanets.records import reraise_as_input_error
 from lambdanets.signals import uninterrupted
 
 LOCK = ".lock"
 PARTIAL = ".partial"  # suffix of journals
-_MAX_CHARACTERS = 40  # messages omit longer values, such as hashes
 
 
 class InUseError(InputError):
@@ -57,25 +56,21 @@ def locked(path: Path, subject: Path, timeout: float = 0.0) -> Iterator[None]:
 class WorkFolder:
     """An output folder, which may be new, empty, or have unfinished or finished output of the same work.
 
-    work: what the folder is for, in messages, such as "a run".
     identity: the options and inputs on which the output depends, by name.
     read_identity: reads the identity from an existing folder; returns None if the folder has no such output.
-    advice: the end of error messages.
 
     Hidden files and empty sub-folders are ignored.
     """
 
     path: Path
-    work: str = "work"
     identity: Mapping[str, Any] = field(default_factory=dict)
     read_identity: Callable[[Path], Mapping[str, Any] | None] = lambda folder: None
-    advice: str = "choose another folder"
 
     def is_started(self) -> bool:
         """Whether the folder has output of the same identity. Raises InputError if it has other output or files."""
         if not self.path.is_dir():
             if self.path.exists():
-                raise InputError(f"{self.path} must be a folder, got a file; {self.advice}")
+                raise InputError(f"{self.path} must be a folder, got a file; choose another path")
             return False
         existing = self.read_identity(self.path)
         if existing is None:
@@ -84,7 +79,7 @@ class WorkFolder:
                 raise InputError(f"{self.path} is not empty, it has {foreign[0]}; {advice}")
             return False
         if differing := describe_differences(existing, self.identity):
-            raise InputError(f"{differing}, since {self.path} has {self.work}; {self.advice}")
+            raise InputError(f"{differing}, as in {self.path}; choose another folder")
         return True
 
     @contextlib.contextmanager
@@ -92,7 +87,7 @@ class WorkFolder:
         """Create the folder and hold its lock within the block; a new folder that is left empty is removed.
 
         shared: several processes work in the folder, and hold this lock only while they start, so it is acquired with a
-            timeout. Otherwise temporary files of killed processes are removed.
+            timeout.
 
         Raises InputError as `is_started` does, before the folder is created, and InUseError as `locked`.
         """
@@ -105,8 +100,6 @@ class WorkFolder:
         try:
             with locked(self.path / LOCK, self.path, timeout=30.0 if shared else 0.0):
                 self.is_started()  # another process may have started in the meantime
-                if not shared:
-                    remove_unfinished(self.path)
                 yield
         finally:
             with contextlib.suppress(OSError):  # stops at a folder that is not empty or already removed
@@ -114,17 +107,17 @@ class WorkFolder:
                     path.rmdir()
 
 
+@dataclass
 class Journal:
     """An open journal. entries: its entries, at first those of the interrupted command."""
 
-    def __init__(self, file: BinaryIO, entries: list[Any]) -> None:
-        self._file = file
-        self.entries = entries
+    file: BinaryIO
+    entries: list[Any]
 
     def add(self, entry: Any) -> None:
         """Append an entry and flush it, so that it is kept if the process is killed."""
-        self._file.write(encode_line(entry))
-        self._file.flush()
+        self.file.write(encode_line(entry))
+        self.file.flush()
         self.entries.append(entry)
 
 
@@ -143,9 +136,8 @@ def open_journal(path: Path, identity: Mapping[str, Any]) -> Iterator[Journal]:
     if differing:
         raise InputError(f"{differing}, as in {path}; remove it to restart, or choose another output path")
     try:
-        with path.open("r+b" if complete else "wb") as file:
+        with path.open("ab") as file:
             file.truncate(len(complete))
-            file.seek(len(complete))
             if not complete:
                 file.write(encode_line(identity))
             yield Journal(file, entries)
@@ -167,17 +159,14 @@ def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any
 
     Of a mapping in both, such as options, those of its entries. More entries of `existing` itself are ignored.
     """
-    return ", and ".join(itertools.islice(_differences(existing, expected), 5))
-
-
-def _differences(existing: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
+    texts = []
     for name, value in expected.items():
         current = existing.get(name)
         if isinstance(current, Mapping) and isinstance(value, Mapping):
-            yield from _differences(current, {**dict.fromkeys(current), **value})
+            texts.append(describe_differences(current, {**dict.fromkeys(current), **value}))
         elif current != value:
-            is_long = max(len(repr(current)), len(repr(value))) > _MAX_CHARACTERS
-            yield f"{name} must be {'the same' if is_long else f'{current!r}, got {value!r}'}"
+            texts.append(f"{name} must be {reprlib.repr(current)}, got {reprlib.repr(value)}")
+    return ", and ".join([*filter(None, texts)][:5])
 
 
 def encode_line(entry: Any) -> bytes:

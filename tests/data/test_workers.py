@@ -1,13 +1,10 @@
 """Loader workers are shut down, even if they hang while loading an image."""
 
 import multiprocessing
-import os
-import signal
 import time
 from multiprocessing.synchronize import Semaphore
 from typing import Any
 
-import psutil
 import pytest
 
 from data.test_batches import images, loader
@@ -44,24 +41,6 @@ def test_close_shuts_workers_down_and_kills_hanging_ones(monkeypatch: pytest.Mon
     batches.close()
     # PyTorch itself would wait 5 seconds for each worker and then send SIGTERM, which the workers ignore
     assert [worker.exitcode for worker in workers] == [-9 if hangs else 0] * 2
-
-
-@pytest.mark.forks
-def test_hanging_workers_exit_after_their_parent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    hanging = make_load_hang(monkeypatch)
-
-    def iterate() -> None:
-        list(loader(images(12), workers=2))
-
-    parent = multiprocessing.get_context("fork").Process(target=iterate)
-    parent.start()
-    assert all(hanging.acquire(timeout=30) for _ in range(2))
-    workers = psutil.Process(parent.pid).children()
-    assert len(workers) == 2
-    os.kill(parent.pid or 0, signal.SIGKILL)
-    parent.join()
-    _, alive = psutil.wait_procs(workers, timeout=60)
-    assert not alive
 
 
 @pytest.mark.forks

@@ -17,7 +17,9 @@ from torch.multiprocessing import start_processes
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import run, run_log
+from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.module import TrainingModule
+from lambdanets.training.recipe import read_recipe
 
 SEED = int(os.environ.get("TRAINING_SEED", "0"))  # seed of all recipes in tests; the tests must pass with any seed
 
@@ -72,6 +74,13 @@ def assert_same_result(expected, actual):
     assert metrics[0]
 
 
+def initialized_model(recipe, classes):
+    """The network of a recipe with its initial weights."""
+    model = build_model(recipe, len(classes))
+    load_initial_weights(model, recipe.weights, classes)
+    return model
+
+
 def at_step(monkeypatch, step, action):
     """Call a function when training reaches a step."""
     original = TrainingModule.training_step
@@ -102,6 +111,11 @@ class CrashError(Exception):
 
 def crash():
     raise CrashError
+
+
+def resume(folder):
+    """Resume a run as `lambdanets train --resume` does."""
+    return run.start(read_recipe(folder / "recipe.json"), folder)
 
 
 def interrupted_run(recipe, folder, monkeypatch, step=5):

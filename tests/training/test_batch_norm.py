@@ -89,7 +89,7 @@ def test_running_statistics_are_updated_once_per_step(tmp_path):
 @pytest.mark.parametrize("fields", [{"sync_batch_norm": True}, {"precision": "16-mixed"}])
 def test_rejects_options_that_need_gpus_without_them(fields, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match=r"needs (one|a) GPU"):
+    with pytest.raises(InputError, match="need a GPU"):
         run.open_task(replace(DIGITS, **fields), World(world_size=2))
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from lambdanets.training import run
-from training.runs import assert_same_result, interrupted_run
+from training.runs import assert_same_result, interrupted_run, resume
 
 
 def test_compiled_run_resumes_bit_identically_with_the_same_tensor_names(quick, tmp_path, monkeypatch):
@@ -21,7 +21,7 @@ def test_compiled_run_resumes_bit_identically_with_the_same_tensor_names(quick, 
     run.start(quick, tmp_path / "plain")
     assert not compiled_modules
     folder = interrupted_run(replace(quick, compile=True), tmp_path / "compiled", monkeypatch, step=3)
-    run.resume(folder)
+    resume(folder)
     assert len(compiled_modules) == 2
     assert_same_result(tmp_path / "plain", folder)
     names = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]

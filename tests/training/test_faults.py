@@ -19,7 +19,7 @@ from lambdanets.records import write_json
 from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import micro_batches, run
 from lambdanets.training.module import TrainingModule
-from training.runs import assert_same_result, at_step, interrupted_run
+from training.runs import assert_same_result, at_step, interrupted_run, resume
 
 
 def test_early_stopping_resumes_bit_identically(quick, tmp_path, monkeypatch):
@@ -39,7 +39,7 @@ def test_early_stopping_resumes_bit_identically(quick, tmp_path, monkeypatch):
     for name in ("result.json", "weights.safetensors"):
         (folder / name).unlink()
     at_step(monkeypatch, 8, lambda: pytest.fail("trained again"))
-    run.resume(folder)
+    resume(folder)
     assert_same_result(tmp_path / "uninterrupted", folder)
 
 
@@ -76,7 +76,7 @@ def test_nan_ends_the_run_before_a_checkpoint_has_it(quick, tmp_path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(ClassificationTask, "losses", lambda *args: {k: v * math.nan for k, v in losses(*args).items()})
         with pytest.raises(InputError, match="became inf or nan before step 5; lower learning_rate"):
-            run.resume(folder)
+            resume(folder)
     assert (folder / "checkpoints/last.ckpt").read_bytes() == last
     with pytest.raises(InputError, match="the loss or a gradient became inf or nan"):
         run.start(replace(quick, learning_rate=1e30, warmup_epochs=0, optimizer="sgd"), tmp_path / "diverging")

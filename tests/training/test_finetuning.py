@@ -13,8 +13,7 @@ from lambdanets.recipes import find_recipe
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import run
-from lambdanets.training.initial_weights import build_model
-from training.runs import load_weights
+from training.runs import initialized_model, load_weights
 from training.teachers import write_teacher
 
 BASE = replace(
@@ -45,7 +44,7 @@ def test_another_image_size_keeps_weights_options_and_preprocessing(finetune, we
     recipe = ClassificationTask.resolve(replace(finetune, image_size=15))
     assert (recipe.model, recipe.model_options) == (BASE.model, BASE.model_options)
     assert recipe.preprocessing == replace(BASE.preprocessing, image_size=15)
-    after = build_model(recipe, 2).state_dict()
+    after = initialized_model(recipe, ("dark", "light")).state_dict()
     assert [name for name, tensor in load_weights(weights).items() if not torch.equal(tensor, after[name])] == []
 
 
@@ -54,8 +53,8 @@ def test_another_scope_interpolates_the_embedding_tables(scope, multi_head, tmp_
     options = {"scope": 7, "heads": 2, "multi_head": multi_head}
     base = replace(BASE, model_options=options)
     recipe = replace(base, weights=str(write_teacher(tmp_path / "run", ("dark", "light"), recipe=base)))
-    finetuned = build_model(replace(recipe, model_options=options | {"scope": scope}), 2)
-    original = build_model(recipe, 2)
+    finetuned = initialized_model(replace(recipe, model_options=options | {"scope": scope}), ("dark", "light"))
+    original = initialized_model(recipe, ("dark", "light"))
     embeddings, original_embeddings = (
         [module for module in model.modules() if isinstance(module, RelativeEmbedding)]
         for model in (finetuned, original)

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from lambdanets.errors import describe_failure
-from lambdanets.training.distributed import all_reduce_sum, process_group
+from lambdanets.training.distributed import all_gather_lists, process_group
 from training.runs import become_rank, exit_codes, free_port
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
@@ -26,15 +26,15 @@ def test_lost_connections_are_described_and_other_errors_are_not(error, is_lost)
     assert ("connection to another rank was lost" in (describe_failure(error) or "")) == is_lost
 
 
-def all_reduce_with_a_lost_rank(rank, port, lost_rank):
-    """Exit with code 7 if an all-reduce raises the error with the explanation, with code 1 for another error."""
+def gather_with_a_lost_rank(rank, port, lost_rank):
+    """Exit with code 7 if a collective raises the error with the explanation, with code 1 for another error."""
     become_rank(rank, port=port)
     try:
         with process_group():
-            all_reduce_sum(rank)
+            all_gather_lists([rank])
             if rank == lost_rank:
                 os._exit(9)
-            all_reduce_sum(rank)
+            all_gather_lists([rank])
     except RuntimeError as error:
         os._exit(7 if "connection to another rank was lost" in (describe_failure(error) or "") else 1)
 
@@ -43,5 +43,5 @@ def all_reduce_with_a_lost_rank(rank, port, lost_rank):
 @pytest.mark.parametrize("lost_rank", [0, 1])
 def test_loss_of_another_rank_in_a_collective_gets_an_explanation(lost_rank):
     port = free_port()
-    codes = exit_codes(all_reduce_with_a_lost_rank, [(rank, port, lost_rank) for rank in range(2)])
+    codes = exit_codes(gather_with_a_lost_rank, [(rank, port, lost_rank) for rank in range(2)])
     assert (codes[lost_rank], codes[1 - lost_rank]) == (9, 7)

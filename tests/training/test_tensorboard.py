@@ -13,7 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lambdanets.training import run, run_log
-from training.runs import assert_same_result, at_step, exit_codes
+from training.runs import assert_same_result, at_step, exit_codes, resume
 
 
 def read_events(folder):
@@ -59,7 +59,7 @@ def test_events_equal_metrics_csv_and_a_resumed_run_has_each_step_once(quick, tm
     recipe = replace(quick, checkpoint_every=4, warmup_epochs=1.0)
     run.start(recipe, tmp_path / "uninterrupted")
     run_until_killed(recipe, tmp_path / "killed", 8, monkeypatch)  # when there are rows after the last checkpoint
-    run.resume(tmp_path / "killed")
+    resume(tmp_path / "killed")
     assert_same_result(tmp_path / "uninterrupted", tmp_path / "killed")
     uninterrupted, killed = (read_events(tmp_path / name) for name in ("uninterrupted", "killed"))
     assert [*uninterrupted["learning_rate"]] == [2, 3, 4, 6, 8, 9]

@@ -59,11 +59,10 @@ def case_table(rows: Sequence[Row], baseline: str | None, batch_size: int | None
             cell[f"/ {baseline}"] = f"{ratio[row.candidate]:.2f}"
     order = ("candidate", "median ms", "quartiles", "runs", "images/s", "peak MiB", f"/ {baseline}", "error")
     header = [name for name in order if any(name in cell for cell in cells)]
-    lines = [
-        [row.candidate, f"skipped: {row.skip_reason}"] if row.skip_reason else [cell.get(name, "") for name in header]
-        for row, cell in zip(rows, cells, strict=True)
-    ]
-    return f"\n{title}\n{text_table([header, *lines])}"
+    pairs = list(zip(rows, cells, strict=True))
+    lines = [[cell.get(name, "") for name in header] for row, cell in pairs if not row.skip_reason]
+    skipped = [f"  {row.candidate} skipped: {row.skip_reason}" for row in rows if row.skip_reason]
+    return "\n".join(["", title, text_table([header, *lines]), *skipped])
 
 
 def _cells(row: Row, batch_size: int | None) -> dict[str, str]:

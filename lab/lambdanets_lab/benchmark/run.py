@@ -55,7 +55,7 @@ def run(kind: str, options: CommonOptions) -> None:
     settings = _settings(kind, options, device)
     content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), **settings}
     rows: list[Row] = []
-    work = WorkFolder(folder, "a benchmark", settings, _read, "remove it, or choose another folder with --out")
+    work = WorkFolder(folder, settings, _read)
     torch.set_float32_matmul_precision("highest")  # without TF32
     torch.backends.cudnn.allow_tf32 = False
     with resumable(f"finished cases are in {folder}, to name with --out"), work.open():

@@ -12,7 +12,6 @@ import numpy as np
 from lambdanets.data.images import check_unreadable
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
-from lambdanets.files import remove_unfinished
 from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
 from lambdanets.inference.loading import load
 from lambdanets.models.weights import find_weights
@@ -70,10 +69,9 @@ def label_shards(
     description = {"model": classifier.card.model, "weights": source.sha256(), "images": images.fingerprint}
     names = [Path(shard.name).stem for shard in images.shards]
     labels = Labels(classifier.classes, description, min(top, len(classifier.classes)), tuple(names))
-    folder = WorkFolder(out, "labels", _identity(labels), _read_identity)
+    folder = WorkFolder(out, _identity(labels), _read_identity)
     with folder.open(shared=True):
         if not folder.is_started():
-            remove_unfinished(out, DESCRIPTION)
             write_json(out / DESCRIPTION, asdict(labels), None)
     num_shards = num_images = num_in_progress = 0
     unreadable: list[str] = []
@@ -86,7 +84,6 @@ def label_shards(
                 if table.is_file():
                     continue
                 start = time.monotonic()
-                remove_unfinished(out, table.name)
                 shard = replace(images, shards=images.shards[index : index + 1])
                 # a shard whose images were all unreadable has no images
                 batches: AbstractContextManager[Any] = nullcontext(())

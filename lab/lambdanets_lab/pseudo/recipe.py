@@ -15,7 +15,6 @@ class StudentRecipe(ClassificationRecipe):
 
     task: ClassVar[str] = "student"
     PATHS: ClassVar[tuple[str, ...]] = (*ClassificationRecipe.PATHS, "pseudo_labels", "pseudo_images")
-    CHANGEABLE: ClassVar[tuple[str, ...]] = (*ClassificationRecipe.CHANGEABLE, "pseudo_labels", "pseudo_images")
 
     pseudo_labels: str = ""
     """Also train on these pseudo-labels: a folder written by lambdanets pseudo-label select."""

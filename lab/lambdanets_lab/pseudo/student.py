@@ -191,7 +191,7 @@ class StudentTask(ClassificationTask):
         splits = open_splits("digits", validation_share=share, training_images=count)
         write_shards(splits, shards, images_per_shard=len(splits.train) // 4)
         torch.manual_seed(recipe.seed)  # an interrupted quicktest keeps the labels of this teacher
-        model = build_model(recipe, splits.classes)
+        model = build_model(recipe, len(splits.classes))
         save_weights(teacher, model, make_card(ClassifierCard, recipe, splits.classes).without_paths().to_json())
         label_shards(teacher, str(shards), labels)
         select(labels, folder / "selection", confidence=0.0, per_class=len(splits.train) // 4)

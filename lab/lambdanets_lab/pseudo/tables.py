@@ -177,7 +177,7 @@ def select(
     sizes = [(name, (folder / f"{name}.parquet").stat().st_size) for name in labels.shards]
     digest = hashlib.sha256(repr((labels, sizes)).encode()).hexdigest()
     criteria = {"confidence": confidence, "per_class": per_class, "seed": seed, "labels": digest}
-    work = WorkFolder(out, "a selection", criteria, _read_criteria)
+    work = WorkFolder(out, criteria, _read_criteria)
     if work.is_started() and (out / SELECTION).is_file():
         return read_selection(out)
     with work.open():

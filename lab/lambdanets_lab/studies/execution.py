@@ -11,6 +11,7 @@ from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import read_json, reraise_as_input_error, write_json
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
+from lambdanets.training.distributed import World
 from lambdanets.training.report import RESULT
 from lambdanets.training.run_log import METRICS
 from lambdanets.work import InUseError, WorkFolder
@@ -121,12 +122,12 @@ def begin(plan: Plan, folder: Path) -> None:
     """
     recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
     content = json.loads(json.dumps(asdict(replace(plan, recipe=recipe))))
-    work_folder = WorkFolder(folder, "a comparison", content, _read_identity)
+    work_folder = WorkFolder(folder, content, _read_identity)
     if work_folder.is_started():
         return
     for planned in plan.runs():
         if planned.seed == plan.seeds[0]:
-            run.check(planned.recipe)
+            run.prepare(run.resolve_recipe(planned.recipe), World())
     with work_folder.open(shared=True):
         write_json(folder / PLAN, content, 2)
 
@@ -155,10 +156,7 @@ def train_all(plan: Plan, folder: Path) -> Iterator[RunResult]:
         if (run_folder / RESULT).is_file():
             continue
         try:
-            if (run_folder / run.RECIPE).is_file():
-                run.resume(run_folder)
-            else:
-                run.start(planned.recipe, run_folder)
+            run.start(planned.recipe, run_folder)
         except InUseError:
             continue
         if (result := planned.result(folder)) is not None:

@@ -12,6 +12,7 @@ from pydantic import Field
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.records import read_json, write_json
+from lambdanets.work import locked
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import format_mean, markdown_table
 from lambdanets_lab.plot_style import GRID, OURS, REFERENCE
@@ -110,9 +111,10 @@ def _check_equal(what: str, first: Mapping[str, Any], other: Mapping[str, Any]) 
 
 def write_summary(comparison: Comparison, folder: Path) -> None:
     """Write results.json, comparison.md and the figures of each study."""
-    write_json(folder / RESULTS, asdict(comparison))
-    atomic_write(folder / TABLE, encode_utf8(markdown(comparison)))
-    draw_all(comparison, folder)
+    with locked(folder / ".results.lock", folder, timeout=30.0):
+        write_json(folder / RESULTS, asdict(comparison))
+        atomic_write(folder / TABLE, encode_utf8(markdown(comparison)))
+        draw_all(comparison, folder)
 
 
 def markdown(comparison: Comparison) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from lambdanets import __version__, signals
-from lambdanets.errors import InputError, RankZeroFailed, describe_failure, explain_missing_extras, nearest_hint
+from lambdanets.errors import InputError, describe_failure, explain_missing_extras, nearest_hint
 from lambdanets.terminal import echo
 
 # Command -> line in the help. `main` in the module of the same name, here or in `lambdanets_lab.cli`, runs it.
@@ -48,8 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(arguments)
     except InputError as error:
         return _fail(str(error))
-    except RankZeroFailed:
-        return 2
     except KeyboardInterrupt:
         return signals.EXIT_CODE
     except BrokenPipeError:  # the reader of standard output, such as head, has exited

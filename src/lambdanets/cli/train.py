@@ -90,8 +90,8 @@ def main(arguments: list[str]) -> int:
 def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
     """Parse [RECIPE] [--OPTION VALUE ...] and return the recipe's name, by default digits, the options and the recipe.
 
-    With --resume the run's own recipe is the default; the run refuses options that differ from it, except for fields in
-    `CHANGEABLE`, such as the path of moved data.
+    With --resume the run's own recipe is the default; the run refuses options that differ from it, except for those in
+    `CHANGEABLE` and paths of moved data.
     """
     from lambdanets.recipes import find_recipe
 

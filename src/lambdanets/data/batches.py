@@ -20,7 +20,7 @@ from torch.utils.data._utils.signal_handling import _remove_worker_pids
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.order import BatchSlice, Order, derive_seeds
 from lambdanets.errors import InputError, one_line
-from lambdanets.signals import SIGNALS, exit_with_parent
+from lambdanets.signals import SIGNALS
 from lambdanets.terminal import echo
 
 _KILL_AFTER = 3.0  # seconds after which workers that have not exited are killed
@@ -86,8 +86,8 @@ class Batches(AbstractContextManager["Batches"]):
     micro-batches. The last step of an epoch may be smaller; it is dropped if a micro-batch would have too few images.
     In validation, each rank yields every world_size-th image of the set.
 
-    Workers persist between epochs: use the batches in a `with` block, or call `close`. Workers also exit when their
-    parent process is killed.
+    Workers persist between epochs: use the batches in a `with` block, or call `close`. They also exit when their
+    parent process is killed, within five seconds after a batch.
 
     Raises InputError for an empty set, and for fewer training images than a step needs.
     """
@@ -249,7 +249,6 @@ def _init_worker(worker: int) -> None:
     """Ignore signals to the process group, because the training process first saves a checkpoint."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    exit_with_parent()  # PyTorch checks the parent only between batches, not while a worker hangs in an image
     # A thread sends the batches; by default it drops those that fail, for which the training process would wait
     # forever. concurrent.futures overrides this hook of Queue, too, which type stubs lack.
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_exit_worker)  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
 
     task: ClassVar[str] = "classification"
     PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights")
-    CHANGEABLE: ClassVar[tuple[str, ...]] = ("data", "data_root", *TrainingRecipe.CHANGEABLE, "compile")
+    CHANGEABLE: ClassVar[tuple[str, ...]] = (*TrainingRecipe.CHANGEABLE, "compile")
 
     data: str = ""
     """'digits', an image folder (CLASS/ or train/CLASS/), a .tar of one, shards, or timm's name such as torch/mnist."""
@@ -61,7 +61,6 @@ class CocoRecipe(TrainingRecipe, Normalization):
     """Hyperparameters of all tasks on COCO-format annotations."""
 
     PATHS: ClassVar[tuple[str, ...]] = ("data", "images", "validation_data", "validation_images", "weights")
-    CHANGEABLE: ClassVar[tuple[str, ...]] = (*PATHS[:4], *TrainingRecipe.CHANGEABLE)
 
     data: str = ""
     """Training annotations: a JSON file in COCO format, or 'digits' for scanned digits scattered over images."""

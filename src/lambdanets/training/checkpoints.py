@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
@@ -19,8 +20,9 @@ from lambdanets.files import atomic_open
 from lambdanets.inference.model_card import read_card
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.terminal import echo
-from lambdanets.training.distributed import all_reduce_sum
 from lambdanets.training.module import TrainingModule
+from lambdanets.training.recipe import parse_recipe
+from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 
 LAST = "last.ckpt"
@@ -45,29 +47,23 @@ class Interrupted(Exception):  # noqa: N818
 
 
 class KeepLast(Callback):
-    """Writes last.ckpt every `every_n_steps` steps and after each epoch's validation; a signal stops the run.
+    """Writes last.ckpt every `checkpoint_every` steps and after each epoch's validation; a signal stops the run.
 
     No checkpoint is written between the last step of an epoch and its validation, because Lightning would skip the
     validation when the run resumes. The position in the training data is stored here, because Lightning restores the
-    state of a data loader only in the middle of an epoch. data_fingerprint: hash of the data, for `check_resumable`.
+    state of a data loader only in the middle of an epoch.
 
     On a signal, the step is finished and a checkpoint written; a second SIGINT stops at once. All ranks stop after the
     same step, even if only one of them received the signal, and several ranks end a validation first.
     """
 
-    def __init__(self, folder: Path, every_n_steps: int, training_batches: Batches, data_fingerprint: str) -> None:
-        self.path = folder / LAST
-        self.every_n_steps = every_n_steps
-        self.training_batches = training_batches
-        self.data_fingerprint = data_fingerprint
+    def __init__(self, folder: Path, task: Task, training_batches: Batches) -> None:
+        self.path, self.task, self.training_batches = folder / LAST, task, training_batches
         self.signaled = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "data": self.data_fingerprint,
-            "parts": self.training_batches.accumulation_steps,
-            **self.training_batches.state_dict(),
-        }
+        parts = self.training_batches.accumulation_steps
+        return {"data": self.task.fingerprint, "parts": parts, **self.training_batches.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.training_batches.load_state_dict(state)
@@ -82,7 +78,7 @@ class KeepLast(Callback):
                 counts["completed"] = counts["processed"] - in_progress
 
     def handle_signal(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal while the run trains; `make_trainer` has switched off Lightning's own handlers."""
+        """Handle a signal while the run trains; the trainer of `run.py` has switched off Lightning's own handlers."""
         if self.signaled and signum == signal.SIGINT:
             raise Interrupted
         self.signaled = True  # schedulers and torchrun may both send SIGTERM
@@ -92,9 +88,9 @@ class KeepLast(Callback):
     ) -> None:
         if not module.ends_step:
             return
-        stops = all_reduce_sum(self.signaled)[0] > 0
+        stops = self._stops()
         ends_epoch = batch_idx + 1 >= trainer.num_training_batches
-        if not ends_epoch and (stops or trainer.global_step % self.every_n_steps == 0):
+        if not ends_epoch and (stops or trainer.global_step % self.task.recipe.checkpoint_every == 0):
             trainer.save_checkpoint(self.path)
         if stops:
             raise Interrupted
@@ -109,8 +105,15 @@ class KeepLast(Callback):
         trainer.save_checkpoint(self.path)
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if all_reduce_sum(self.signaled)[0]:  # in the last validation
+        if self._stops():  # in the last validation
             raise Interrupted
+
+    def _stops(self) -> bool:
+        """Whether a rank has received a signal. Waits for the others."""
+        ranks = torch.tensor(int(self.signaled))
+        if dist.is_initialized():
+            dist.all_reduce(ranks)
+        return bool(ranks)
 
 
 class KeepBest(Callback):
@@ -119,56 +122,56 @@ class KeepBest(Callback):
     patience: epochs without improvement after which training stops, also at once if it is resumed later. None: never.
     """
 
-    def __init__(self, folder: Path, metric: str, patience: int | None) -> None:
-        self.path, self.metric, self.patience = folder / BEST, metric, patience
-        self.best: float | None = None
-        self.epochs_without_improvement = 0
+    def __init__(self, folder: Path, log: RunLog, metric: str, patience: int | None) -> None:
+        self.path, self.run_log, self.metric, self.patience = folder / BEST, log, metric, patience
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self._stop_early(trainer)
 
-    def on_validation_end(self, trainer: Trainer, module: TrainingModule) -> None:
-        value = module.validation_metrics[self.metric]
-        value = -math.inf if math.isnan(value) else value  # no image has objects
-        if self.best is None or value > self.best:
-            self.best, self.epochs_without_improvement = value, 0
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        *earlier, value = self._values()
+        if not earlier or value > max(earlier):
             trainer.save_checkpoint(self.path)
-        else:
-            self.epochs_without_improvement += 1
         self._stop_early(trainer)
 
     def _stop_early(self, trainer: Trainer) -> None:
-        if self.patience is not None and self.epochs_without_improvement >= self.patience:
+        values = self._values()
+        if values and self.patience and len(values) - 1 - values.index(max(values)) >= self.patience:
             trainer.should_stop = True
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "epochs_without_improvement": self.epochs_without_improvement}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.epochs_without_improvement = state["best"], state["epochs_without_improvement"]
-
-
-def has_checkpoint(run_folder: Path) -> bool:
-    """Whether a run can be resumed from a checkpoint, which may be damaged."""
-    return any((run_folder / "checkpoints" / name).is_file() for name in (LAST, PREVIOUS))
+    def _values(self) -> list[float]:
+        """Return the metric after each epoch; -inf where no image has objects."""
+        values = [value for _, value in self.run_log.points("val", self.metric)]
+        return [-math.inf if math.isnan(value) else value for value in values]
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest readable checkpoint in a folder, or None if there are no checkpoints.
+def find_resumable(folder: Path, task: Task) -> Path | None:
+    """Return the newest undamaged checkpoint of a run; None if there are no checkpoints.
 
-    If last.ckpt is damaged, it is renamed to last.damaged, with a message, and the previous one is returned. Raises
-    InputError if that one is damaged or missing.
+    The task gets its weights. If last.ckpt is damaged, it is renamed to
+    last.damaged, with a message, and the previous one is returned. Raises InputError if that one is
+    damaged or missing, or if the checkpoint is from a run of another recipe or on other data.
     """
-    damage = ""
+    damage, advice = "", f"remove {LAST} and {PREVIOUS} in {folder} to restart the run; {BEST} can still be evaluated"
     for path in filter(Path.is_file, (folder / LAST, folder / PREVIOUS)):
         try:
-            read_weights(path)
+            tensors, state = read_weights(path)
             with zipfile.ZipFile(path) as archive:
                 if member := archive.testzip():  # torch.load does not verify checksums
-                    raise InputError(f"{path} is damaged: the checksum of {member} in it is wrong")
-        except (InputError, zipfile.BadZipFile) as error:
-            damage = damage or f"{error}; {_advice(path)}"
+                    raise InputError(f"the checksum of {member} in it is wrong")
+            saved = parse_recipe(read_card(path, state).recipe, path)
+            fingerprint = state["callbacks"]["KeepLast"]["data"]
+        except (InputError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            damage = damage or f"{path} is damaged: {one_line(error)}; {advice}"
             continue
+        if saved.identity() != task.recipe.identity():
+            raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
+        if fingerprint != task.fingerprint:
+            raise InputError(
+                "the data has changed since the run started (images, file names or classes); start a new run"
+            )
+        load_tensors(task.model, tensors, str(path))
+        task.initial_weights = state["initial_weights"]
         if damage:
             echo(f"{folder / LAST} is damaged; renamed to last.damaged, resuming from {path.name}", file=sys.stderr)
             (folder / LAST).replace(folder / "last.damaged")
@@ -176,27 +179,3 @@ def newest_checkpoint(folder: Path) -> Path | None:
     if damage:
         raise InputError(damage)
     return None
-
-
-def _advice(path: Path) -> str:
-    return f"remove {LAST} and {PREVIOUS} in {path.parent} to restart the run; {BEST} can still be evaluated"
-
-
-def check_resumable(path: Path, task: Task) -> None:
-    """Load a checkpoint's weights into the model of a task.
-
-    Raises InputError unless the checkpoint is from a run of its recipe on its data. The recipe's `CHANGEABLE` fields
-    may differ.
-    """
-    recipe, advice = task.recipe, _advice(path)
-    try:
-        tensors, state = read_weights(path)
-        saved = type(recipe).from_fields(read_card(path, state).recipe, str(path))
-        saved_fingerprint = state["callbacks"]["KeepLast"]["data"]
-    except (InputError, KeyError, TypeError) as error:
-        raise InputError(f"{path} must be a checkpoint of a run: {one_line(error)}; {advice}") from error
-    if saved.without_changeable_fields() != recipe.without_changeable_fields():
-        raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
-    if saved_fingerprint != task.fingerprint:
-        raise InputError("the data has changed since the run started (images, file names or classes); start a new run")
-    load_tensors(task.model, tensors, str(path))

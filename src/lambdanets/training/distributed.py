@@ -17,11 +17,10 @@ from torch.distributed import is_torchelastic_launched
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from lambdanets.errors import InputError, RankZeroFailed
+from lambdanets.errors import InputError
 from lambdanets.signals import EXIT_CODE
 
 T = TypeVar("T")
-Item = TypeVar("Item")
 _STORE_TIMEOUT = timedelta(minutes=10)
 # Long, because ranks wait while rank zero evaluates or writes. If a rank dies, the others notice its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
@@ -127,16 +126,7 @@ def _connect_store(world: World) -> dist.Store:
             time.sleep(0.2)
 
 
-def all_reduce_sum(*numbers: float) -> list[float]:
-    """Sum each number over all ranks in float64. The sums are bit-identical on all ranks."""
-    if not dist.is_initialized():
-        return list(numbers)
-    sums = torch.tensor(numbers, dtype=torch.float64)
-    dist.all_reduce(sums)
-    return sums.tolist()
-
-
-def all_gather_lists(items: list[Item]) -> list[Item]:
+def all_gather_lists(items: list[T]) -> list[T]:
     """Return the lists of all ranks, concatenated in order of rank."""
     if not dist.is_initialized():
         return items
@@ -148,7 +138,7 @@ def all_gather_lists(items: list[Item]) -> list[Item]:
 def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:
     """Call compute() on rank zero and return its result on all ranks.
 
-    If compute() raises an error, the other ranks raise RankZeroFailed.
+    If compute() raises an error, which rank zero reports, the other ranks exit without a message.
     """
     if not dist.is_initialized():
         return compute()
@@ -159,5 +149,5 @@ def broadcast_from_rank_zero(compute: Callable[[], T]) -> T:
     finally:
         dist.broadcast_object_list(result_and_success)
     if not result_and_success[1]:
-        raise RankZeroFailed
+        raise SystemExit(2)
     return result_and_success[0]

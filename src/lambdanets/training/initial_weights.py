@@ -15,28 +15,25 @@ from lambdanets.ops.tables import resize_table
 from lambdanets.registry import predictor_of
 
 
-def build_model(recipe: Any, classes: int | Sequence[str]) -> Any:
-    """Build a recipe's network for class names, or a number of classes, and load its initial weights, if any.
-
-    A network with weights has timm's interface, or, as a detector, `HEADS` and `BACKBONE`.
-    """
-    model = predictor_of(recipe.task).build(recipe, classes if isinstance(classes, int) else len(classes))
-    if recipe.weights is not None:
-        _load_weights(model, recipe.weights, classes)
+def build_model(recipe: Any, num_classes: int) -> Any:
+    """Build a recipe's network: with timm's interface, or, as a detector, with `HEADS` and `BACKBONE`."""
+    model = predictor_of(recipe.task).build(recipe, num_classes)
     return model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
 
 
-def _load_weights(model: Any, path: str, classes: int | Sequence[str]) -> None:
+def load_initial_weights(model: Any, weights: str, classes: Sequence[str]) -> dict[str, str]:
     """Load a weight file, a run folder or a folder in timm's hub format into a model.
 
     The last layers keep their random weights if the file's have another number of outputs or were trained on other
     classes. A detector may get the weights of a classifier: then only its backbone is loaded. Embedding tables of
     another scope are interpolated. Raises InputError if other tensors do not match.
+
+    Returns the SHA-256 of the file, and its name without the path to it.
     """
-    source = find_weights(path)
+    path, source = Path(weights), find_weights(weights)
     tensors, metadata = read_source(source)
     classes_differ = False
-    if not isinstance(classes, int) and "lambdanets" in metadata:
+    if "lambdanets" in metadata:
         trained_classes = read_card(source.file, metadata).classes
         classes_differ = [*map(nfc, trained_classes)] != [*map(nfc, classes)]
     backbone = getattr(model, "BACKBONE", "")
@@ -59,10 +56,5 @@ def _load_weights(model: Any, path: str, classes: int | Sequence[str]) -> None:
             resized = torch.stack([resize_table(head, layer.scope) for head in heads_of_table])
             tensors[f"{name}.table"] = resized[0] if layer.heads is None else resized
     load_tensors(module, tensors, source.name)
-
-
-def identify_weights(weights: str) -> dict[str, str]:
-    """Return the SHA-256 of initial weights, and their name without the path to it."""
-    path, source = Path(weights), find_weights(weights)
     name = str(Path(path.name, source.file.relative_to(path))) if source.file.is_relative_to(path) else weights
     return {"name": name, "sha256": source.sha256()}

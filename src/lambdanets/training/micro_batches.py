@@ -113,22 +113,17 @@ def choose_micro_batch(task: Task, world: World) -> BatchSlice:
     A micro_batch that does not fit is halved until it fits, with a message. Gradients are
     accumulated, so only the statistics of batch norm depend on the micro-batch.
 
-    Raises InputError if the smallest micro-batch does not fit, if the model cannot be trained on
-    the images, or if the batch is too small for the world size.
+    Raises InputError if the smallest micro-batch does not fit, or if the model cannot be trained on
+    the images. Whether a step has enough images for all ranks, `Order` checks.
     """
     device, ranks, recipe = best_device(), world.world_size, task.recipe
     trial = Trial(task, device)
     smallest = trial.smallest
     sizes = recipe.step_sizes(len(task.training))
     fewest, most = sum(size // ranks for size in sizes), sum(-(-size // ranks) for size in sizes)
-    if fewest < smallest:
-        raise InputError(
-            f"batch_size must give at least {smallest} images to each of {ranks} ranks, "
-            f"got {sum(sizes)} in total; increase batch_size or reduce the world size"
-        )
+    if (recipe.micro_batch or smallest) < smallest:
+        raise InputError(f"micro_batch must be at least {smallest}, as batch norm needs, got {recipe.micro_batch}")
     requested = min(most, recipe.micro_batch or most)
-    if requested < smallest:
-        raise InputError(f"micro_batch must be at least {smallest}, as batch norm needs, got {requested}")
     # ranks on one CPU share its memory
     free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
     largest = min(all_gather_lists([largest_micro_batch(trial, requested, free)]))

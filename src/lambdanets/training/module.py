@@ -47,7 +47,6 @@ class TrainingModule(LightningModule):
         self._num_images = 0  # of the last micro-batch
         self.ends_step = True  # whether it is the last micro-batch of its step
         self._statistics: StepStatistics | None = None  # of a step with several micro-batches
-        self._nonfinite: Tensor | int = 0  # number of losses and gradients with NaN or inf
         self.batch_end = 0.0  # time when the callbacks after the last batch had ended
 
     def __getstate__(self) -> dict[str, Any]:  # the copy of the EMA does not need the data
@@ -78,10 +77,8 @@ class TrainingModule(LightningModule):
             return {"loss": torch.stack([p.sum() for p in self.model.parameters() if p.requires_grad]).sum() * 0}
         sums = self.task.losses(batch)
         # Gradients are averaged over ranks and micro-batches, but these may have different numbers of images.
-        loss = sums["loss"] * (self._num_micro_batches / batch.step_images)
-        self._count_nonfinite(loss)
         return {
-            "loss": loss,
+            "loss": sums["loss"] * (self._num_micro_batches / batch.step_images),
             "images": self._num_images,
             "sums": torch.stack([sums[name].detach() for name in self.task.TRAINING_METRICS]),
         }
@@ -91,21 +88,19 @@ class TrainingModule(LightningModule):
             self._statistics.add(self._num_images)
             if self.ends_step:
                 self._statistics.finish()
-        if self.recipe.precision != "16-mixed":  # its scaler skips steps with NaN or inf and reduces its scale
-            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            self._count_nonfinite(torch.nn.utils.get_total_norm(gradients))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.batch_end = time.perf_counter()
 
-    def _count_nonfinite(self, value: Tensor) -> None:
-        # on the device, because reading it would wait for the step
-        self._nonfinite += value.detach().isfinite().logical_not()
-
     def check_finite(self) -> None:
-        """Raise InputError if a loss or gradient was not finite, or gradients at no scale are. On a GPU, this waits."""
+        """Raise InputError if weights are not finite, or gradients at no scale are. On a GPU, this waits.
+
+        A loss or gradient with NaN or inf makes weights so, except with 16-mixed, whose scaler skips
+        the step and reduces its scale.
+        """
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # of 16-mixed
-        if int(self._nonfinite) or (scaler is not None and scaler.get_scale() < _MIN_GRADIENT_SCALE):
+        norm = torch.nn.utils.get_total_norm(parameter.detach() for parameter in self.model.parameters())
+        if not norm.isfinite() or (scaler is not None and scaler.get_scale() < _MIN_GRADIENT_SCALE):
             raise InputError(
                 f"the loss or a gradient became inf or nan before step {self.global_step}; lower learning_rate (now "
                 f"{self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
@@ -143,9 +138,6 @@ class TrainingModule(LightningModule):
         self.check_finite()
         checkpoint["lambdanets"] = self.task.card().to_json()
         checkpoint["initial_weights"] = self.task.initial_weights  # the file may be removed
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.task.initial_weights = checkpoint["initial_weights"]
 
 
 def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int], float]:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -33,8 +33,8 @@ class TrainingRecipe(Architecture):
     task: ClassVar[str]
     # fields that are paths or URLs; those that are "" in the recipe, the user must set
     PATHS: ClassVar[tuple[str, ...]] = ("data", "weights")
-    # fields that may be changed when a run is resumed, because they do not change the result except for rounding
-    CHANGEABLE: ClassVar[tuple[str, ...]] = ("weights", "workers", "checkpoint_every", "max_unreadable", "micro_batch")
+    # fields that do not change the result except for rounding
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("workers", "checkpoint_every", "max_unreadable", "micro_batch")
 
     data: str = ""
     """Training data: a folder, file, URL or dataset name."""
@@ -87,26 +87,14 @@ class TrainingRecipe(Architecture):
         """Return the number of images per step, from each set of training images. num_images: in the first set."""
         return (min(self.batch_size, num_images),)
 
-    def without_changeable_fields(self) -> Self:
-        """Return the recipe with default values in all fields that may be changed when a run is resumed."""
-        fields = type(self).__dataclass_fields__
-        return dataclasses.replace(self, **{name: fields[name].default for name in self.CHANGEABLE})
-
     def fields(self) -> dict[str, Any]:
         """Return a dict of the task and all fields."""
         return {"task": self.task} | dataclasses.asdict(self)
 
-    @classmethod
-    def from_fields(cls, fields: dict[str, Any], source: str) -> Self:
-        """Build a recipe from its task and fields. source: name of their file, for error messages.
-
-        Raises InputError for another task, an unknown field, or a value of the wrong type or out of range.
-        """
-        task = fields.get("task", cls.task)
-        if task != cls.task:
-            raise InputError(f"{source} must be a {cls.task} recipe, got a {task} recipe")
-        with reraise_as_input_error(source):
-            return cls(**{name: value for name, value in fields.items() if name != "task"})
+    def identity(self, *more: str) -> dict[str, Any]:
+        """Return the task and the fields that determine the result, with `more`. A resumed run may change others."""
+        omitted = {*self.PATHS, *self.CHANGEABLE} - {*more}
+        return {name: value for name, value in self.fields().items() if name not in omitted}
 
 
 def task_class(recipe: TrainingRecipe) -> "type[Task]":
@@ -129,7 +117,15 @@ def read_recipe(path: Path) -> TrainingRecipe:
     if not path.is_file():
         got = f"one without {path.name}" if path.parent.exists() else "none of this name"
         raise InputError(f"{path.parent} must be a run folder, got {got}")
-    fields = parse_json(path.read_bytes(), dict[str, Any], f"{path} is not a valid recipe")
+    return parse_recipe(parse_json(path.read_bytes(), dict[str, Any], f"{path} is not a valid recipe"), path)
+
+
+def parse_recipe(fields: dict[str, Any], source: Path) -> TrainingRecipe:
+    """Build a recipe from its task and fields. source: their file, for error messages.
+
+    Raises InputError for an unknown task, an unknown field, or a value of the wrong type or out of range.
+    """
     if (entry := task_entry(fields.get("task"))) is None:
-        raise InputError(f"task in {path} must be one of {', '.join(TASKS)}, got {fields.get('task')!r}")
-    return find(entry.recipe).from_fields(fields, str(path))
+        raise InputError(f"task in {source} must be one of {', '.join(TASKS)}, got {fields.get('task')!r}")
+    with reraise_as_input_error(str(source)):
+        return find(entry.recipe)(**{name: value for name, value in fields.items() if name != "task"})

@@ -2,13 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from lambdanets.device import best_device
 from lambdanets.inference.figures import new_figure, save_figure
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.provenance import provenance
-from lambdanets.records import read_json, write_json
+from lambdanets.records import write_json
 from lambdanets.terminal import echo
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
@@ -26,8 +25,8 @@ def write_findings(task: Task, folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> dict[str, Any]:
-    """Evaluate the trained model; write the weights, the figures and, last, result.json; return the result."""
+def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> None:
+    """Evaluate the trained model; write the weights, the figures and, last, result.json."""
     task.model.to(best_device()).eval()  # Lightning moves the model to the CPU at the end
     recipe, evaluator = task.recipe, task.evaluator(task.validation if task.test is None else task.test)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size
@@ -39,17 +38,19 @@ def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int
     if task.test is not None:
         values = [value for _, value in log.points("val", task.BEST_METRIC)]
         fields[f"held_out_{task.BEST_METRIC}"] = max(values) if task.patience else values[-1]
+    steps, epochs = log.rows[-1][:2]
+    images = steps * sum(recipe.step_sizes(len(task.training)))
     result = {
         "seconds": round(seconds, 2),
-        "images_per_second": round(log.images_seen / seconds, 1) if seconds else 0.0,
+        "images_per_second": round(images / seconds, 1) if seconds else 0.0,
         "parameters": sum(parameter.numel() for parameter in task.model.parameters()),
         "model_name": recipe.model,
         "data": task.source,
         "training_images": len(task.training),
-        "epochs": log.rows[-1][1],
+        "epochs": epochs,
         "processes": processes,
         "micro_batch": recipe.micro_batch,
-        "recipe": {name: value for name, value in recipe.fields().items() if name not in recipe.CHANGEABLE},
+        "recipe": recipe.identity(),
         "initial_weights": task.initial_weights,
         "summary": evaluation.lines(),
         "unreadable": sorted(log.unreadable | set(evaluation.unreadable)),
@@ -58,7 +59,6 @@ def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int
         **provenance(),
     }
     write_json(folder / RESULT, result, 2)
-    return read_result(folder)
 
 
 def draw_curves(log: RunLog, path: Path) -> None:
@@ -75,9 +75,3 @@ def draw_curves(log: RunLog, path: Path) -> None:
         axis.set(xlabel="step", title=name)
         axis.grid(alpha=0.3)
     save_figure(figure, path)
-
-
-def read_result(folder: Path) -> dict[str, Any]:
-    """Read result.json. Raises InputError if it is damaged."""
-    advice = "remove it and run the command with --resume to write it again"
-    return read_json(folder / RESULT, dict[str, Any], advice)

@@ -1,7 +1,9 @@
 """Starts and resumes training runs, and writes the run folder."""
 
+import logging
 import sys
 import timeit
+import warnings
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import seed_everything
-from lightning.pytorch.callbacks import Callback, Timer
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.strategies import DDPStrategy
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import describe_classes, describe_left_out
@@ -18,21 +22,21 @@ from lambdanets.data.images import check_readable
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import best_device
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE, encode_utf8
+from lambdanets.files import RECIPE
+from lambdanets.models.factory import list_models
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
-from lambdanets.records import write_json
+from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals
 from lambdanets.terminal import echo
-from lambdanets.training.checkpoints import BEST, KeepBest, KeepLast, check_resumable, has_checkpoint, newest_checkpoint
+from lambdanets.training.checkpoints import BEST, AtomicCheckpointIO, KeepBest, KeepLast, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
-from lambdanets.training.initial_weights import build_model, identify_weights
+from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
-from lambdanets.training.report import RESULT, finish, read_result, write_findings
+from lambdanets.training.report import RESULT, finish, write_findings
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
-from lambdanets.training.trainer import make_trainer
 from lambdanets.work import WorkFolder
 
 TIMED_STEPS = 3  # of a dry run
@@ -51,40 +55,26 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and Interrupted after a signal.
     """
-    if encode_utf8(str(folder)).decode() != str(folder):
-        raise InputError(f"run must be a path in UTF-8, as TensorBoard needs, got {folder}")
     with process_group() as world, ExitStack() as stack:
         recipe = resolve_recipe(recipe, folder)
-        run_folder = _run_folder(folder, recipe)
-        broadcast_from_rank_zero(run_folder.is_started)  # a folder of something else is refused
-        if not broadcast_from_rank_zero((folder / RESULT).is_file):  # else the folder may be read-only
+        finished = broadcast_from_rank_zero((folder / RESULT).is_file)
+        # A finished run reads no paths, and the weights of a resumed one are in its checkpoint: others would silently
+        # not be used. It reads its data, and recognizes it even if it was moved.
+        identity = recipe.identity(*(recipe.PATHS if finished else ("weights",)))
+        run_folder = WorkFolder(folder, identity, _read_fields)
+        if finished:  # the folder may be read-only
+            broadcast_from_rank_zero(run_folder.is_started)
+            if world.is_rank_zero:
+                echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
+        else:
             broadcast_from_rank_zero(lambda: stack.enter_context(run_folder.open()))  # holds its lock
-        if not broadcast_from_rank_zero((folder / RESULT).is_file):
-            if broadcast_from_rank_zero((folder / RECIPE).is_file):
-                stored = read_recipe(folder / RECIPE)
-                changes = {name: getattr(recipe, name) for name in stored.CHANGEABLE}
-                recipe = replace(stored, **{name: value for name, value in changes.items() if value not in (None, "")})
-            return _train(*prepare(recipe, world, has_checkpoint(folder)), folder, world)
-        if not world.is_rank_zero:
-            return {}
-        result = read_result(folder)
-        echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
-        return result
+            _train(*prepare(recipe, world, folder), folder, world)
+        advice = "remove it and run the command with --resume to write it again"
+        return read_json(folder / RESULT, dict[str, Any], advice) if world.is_rank_zero else {}
 
 
-def resume(folder: Path) -> dict[str, Any]:
-    """Resume an unfinished run from its last checkpoint and return the result, that of an uninterrupted run.
-
-    Raises InputError if the folder is not a run folder, if a file is damaged or if the data has changed, and
-    InUseError if another process trains in the folder.
-    """
-    return start(read_recipe(folder / RECIPE), folder)
-
-
-def check(recipe: TrainingRecipe) -> Task:
-    """Check a recipe by opening its data and building its model. Raises InputError if the recipe is invalid."""
-    with process_group() as world:
-        return prepare(resolve_recipe(recipe), world)[0]
+def _read_fields(folder: Path) -> dict[str, Any] | None:
+    return read_recipe(folder / RECIPE).fields() if (folder / RECIPE).is_file() else None
 
 
 def dry_run(recipe: TrainingRecipe) -> list[str]:
@@ -121,11 +111,10 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
     """Return the recipe's existing paths as absolute paths; a run then resumes from any working directory."""
-    paths = {name: getattr(recipe, name) for name in recipe.PATHS}
     return {
         name: str(Path(path).resolve())
-        for name, path in paths.items()
-        if path and Path(path).exists() and not _is_name(name, path)
+        for name in recipe.PATHS
+        if (path := getattr(recipe, name)) and Path(path).exists() and not _is_name(name, path)
     }
 
 
@@ -139,57 +128,41 @@ def _is_name(field: str, value: str) -> bool:
 def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> TrainingRecipe:
     """Return the recipe with absolute paths, a model name and a precision: bf16-mixed where a GPU supports it, if auto.
 
-    folder: of the run, which keeps its precision on a machine with another GPU, or none.
+    folder: of the run, or none. A started run keeps its precision and micro-batch on another machine.
 
     All ranks get the recipe of rank zero, with their own paths: $TMPDIR, and what links lead to, differ between nodes.
     Raises InputError if a required field is missing.
     """
-    resolved = broadcast_from_rank_zero(lambda: _resolve(recipe, folder))
-    return replace(resolved, **absolute_paths(recipe))
+
+    def resolve() -> TrainingRecipe:
+        for name in recipe.PATHS:
+            if getattr(recipe, name) == "":
+                raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
+        stored = recipe
+        if folder is not None and (folder / RECIPE).is_file():
+            stored = read_recipe(folder / RECIPE)
+        precision = stored.precision if recipe.precision == "auto" else recipe.precision
+        if precision == "auto":
+            on_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+            precision = "bf16-mixed" if on_gpu else "32-true"
+        micro_batch = recipe.micro_batch or stored.micro_batch
+        known = replace(recipe, precision=precision, micro_batch=micro_batch)
+        resolved: TrainingRecipe = task_class(recipe).resolve(known)
+        if not resolved.model:
+            raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
+        return resolved
+
+    return replace(broadcast_from_rank_zero(resolve), **absolute_paths(recipe))
 
 
-def _resolve(recipe: TrainingRecipe, folder: Path | None) -> TrainingRecipe:
-    for name in recipe.PATHS:
-        if getattr(recipe, name) == "":
-            raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
-    if recipe.precision == "auto" and folder is not None and (folder / RECIPE).is_file():
-        recipe = replace(recipe, precision=read_recipe(folder / RECIPE).precision)
-    if recipe.precision == "auto":
-        has_bfloat16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-        recipe = replace(recipe, precision="bf16-mixed" if has_bfloat16 else "32-true")
-    resolved: TrainingRecipe = task_class(recipe).resolve(recipe)
-    if not resolved.model:
-        raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
-    return resolved
-
-
-def _run_folder(folder: Path, recipe: TrainingRecipe) -> WorkFolder:
-    """Return the run folder, which must be for this recipe."""
-    finished, resumes = (folder / RESULT).is_file(), has_checkpoint(folder)
-
-    def identify(recipe: TrainingRecipe) -> dict[str, Any]:
-        # With paths that the run would silently not use: a finished run reads nothing, and one with a checkpoint has
-        # its initial weights in it. It reads its data, and recognizes it even if it was moved.
-        unused = recipe.PATHS if finished else ("weights",) if resumes else ()
-        paths = {name: getattr(recipe, name) for name in unused}
-        return recipe.without_changeable_fields().fields() | paths
-
-    def read_identity(folder: Path) -> dict[str, Any] | None:
-        path = folder / RECIPE
-        return identify(read_recipe(path)) if path.is_file() else None
-
-    advice = "choose another folder" if finished else f"choose another folder, or resume it with --resume {folder}"
-    return WorkFolder(folder, f"a {'finished' if finished else 'started'} run", identify(recipe), read_identity, advice)
-
-
-def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> tuple[Task, Batches, Batches]:
+def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) -> tuple[Task, Batches, Batches]:
     """Open the data, build the model and choose the micro-batch; return the task, training and validation batches.
 
-    A resumed run gets its weights from its checkpoint.
+    Raises InputError if a resolved recipe cannot be trained.
     """
     tasks: list[Task] = []  # rank zero first: if it fails, only its error is reported
-    broadcast_from_rank_zero(lambda: tasks.append(open_task(recipe, world, resumed)))
-    task = tasks[0] if tasks else open_task(recipe, world, resumed)
+    broadcast_from_rank_zero(lambda: tasks.append(open_task(recipe, world, folder)))
+    task = tasks[0] if tasks else open_task(recipe, world, folder)
     batch_slice = choose_micro_batch(task, world)
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     batch_size, evaluator = task.EVALUATION_BATCH_SIZE or recipe.batch_size, task.evaluator(task.validation)
@@ -197,13 +170,14 @@ def prepare(recipe: TrainingRecipe, world: World, resumed: bool = False) -> tupl
     return task, task.training_batches(batch_slice), validation
 
 
-def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Task:
-    """Open the data of a recipe, check that images can be read, and build the model."""
-    if best_device().type == "cpu":
-        if recipe.precision == "16-mixed":
-            raise InputError("precision 16-mixed needs a GPU; on a CPU choose bf16-mixed or 32-true")
-        if recipe.sync_batch_norm and world.world_size > 1:
-            raise InputError("sync_batch_norm needs one GPU per process, but PyTorch finds no GPU")
+def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) -> Task:
+    """Open the data of a recipe, check that images can be read, and build the model.
+
+    Its weights are from the newest checkpoint in the run folder, else the recipe's initial weights, else random.
+    """
+    needs_gpu = recipe.precision == "16-mixed" or (recipe.sync_batch_norm and world.world_size > 1)
+    if needs_gpu and best_device().type == "cpu":
+        raise InputError("precision 16-mixed and sync_batch_norm need a GPU, but PyTorch finds none")
     task = task_class(recipe)(recipe)
     if (count := len(task.validation)) < (ranks := world.world_size):
         raise InputError(f"number of validation images must be at least {ranks}, one per rank, got {count}")
@@ -213,17 +187,15 @@ def open_task(recipe: TrainingRecipe, world: World, resumed: bool = False) -> Ta
         if (images := getattr(task, split)) is not None:
             check_readable(images.load, len(images), split, recipe.max_unreadable)
     seed_everything(recipe.seed, verbose=False)
-    task.model = build_model(replace(recipe, weights=None) if resumed else recipe, task.classes)
-    if recipe.weights is not None and not resumed:  # of a resumed run, they are in the checkpoint
-        task.initial_weights = identify_weights(recipe.weights)
+    task.model = build_model(recipe, len(task.classes))
+    task.checkpoint = find_resumable(folder / "checkpoints", task) if folder is not None else None
+    if task.checkpoint is None and recipe.weights is not None:
+        task.initial_weights = load_initial_weights(task.model, recipe.weights, task.classes)
     return task
 
 
-def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> dict[str, Any]:
+def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> None:
     recipe, model, checkpoints = task.recipe, task.model, folder / "checkpoints"
-    checkpoint = broadcast_from_rank_zero(lambda: newest_checkpoint(checkpoints))
-    if checkpoint is not None:
-        check_resumable(checkpoint, task)
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_json(folder / RECIPE, recipe.fields(), 2))
     if world.is_rank_zero:
@@ -236,21 +208,71 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     if getattr(recipe, "compile", False):  # a field of the tasks whose models can be compiled
         model.compile()
     timer = Timer()
-    log = RunLog(folder, task, world)
+    log = RunLog(folder, task)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    best = KeepBest(checkpoints, task.BEST_METRIC, task.patience)
-    last = KeepLast(checkpoints, recipe.checkpoint_every, training, task.fingerprint)
+    best = KeepBest(checkpoints, log, task.BEST_METRIC, task.patience)
+    last = KeepLast(checkpoints, task, training)
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [*([ema] if ema else []), log, timer, best, last]
-    trainer = make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
+    trainer = _make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
     check_signals()
     with training, validation, closing(log), handle_signals(last.handle_signal):
-        trainer.fit(module, training, validation, ckpt_path=checkpoint)
+        trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)
     if task.patience:
         load_tensors(model, read_weights(checkpoints / BEST)[0], str(checkpoints / BEST))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     seconds = timer.time_elapsed("train")
-    result = broadcast_from_rank_zero(lambda: finish(task, folder, log, seconds, world.world_size))
-    return result if world.is_rank_zero else {}
+    broadcast_from_rank_zero(lambda: finish(task, folder, log, seconds, world.world_size))
+
+
+def _make_trainer(
+    recipe: TrainingRecipe, folder: Path, callbacks: list[Callback], world: World, accumulation_steps: int
+) -> Trainer:
+    """Return a trainer with DDP under torchrun, otherwise on one GPU or the CPU."""
+    # messages about devices, advertisements, and warnings that do not apply here
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*find_unused_parameters=True was specified.*",
+        ".*Grad strides do not match bucket view strides.*",  # channels_last weights
+    ):
+        warnings.filterwarnings("ignore", message)
+    is_distributed = world.world_size > 1
+    trainer = Trainer(
+        default_root_dir=folder,
+        max_epochs=recipe.epochs,
+        precision=recipe.precision,
+        accelerator="cuda" if torch.cuda.is_available() else "cpu",
+        devices=world.local_world_size,
+        num_nodes=world.world_size // world.local_world_size,  # all have the same number of processes
+        strategy=_ddp_strategy(recipe.model) if is_distributed else "auto",
+        accumulate_grad_batches=accumulation_steps,
+        gradient_clip_val=recipe.clip_gradient,
+        callbacks=callbacks,
+        # explicit, because Lightning would otherwise use the environment variables of SLURM
+        plugins=[AtomicCheckpointIO(), TorchElasticEnvironment() if is_distributed else LightningEnvironment()],
+        logger=False,
+        enable_checkpointing=False,  # by Lightning's own callback
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    # signals are KeepLast's: Lightning's handlers can stop in the middle of an optimizer step, or wait for other ranks,
+    # and its broadcast of signals waits for the GPU before each micro-batch
+    trainer._signal_connector.register_signal_handlers = lambda: None
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+    return trainer
+
+
+def _ddp_strategy(model: str) -> DDPStrategy:
+    # Without find_unused_parameters, DDP rebuilds its buckets after the first step. The first step of a resumed run
+    # would use other buckets than in an uninterrupted run, and three or more ranks would sum in another order.
+    keep_buckets = not torch.cuda.is_available()
+    # timm's networks may compute stages whose features are not used, and DDP would wait for their gradients
+    may_have_unused = model not in list_models()
+    return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=keep_buckets or may_have_unused)

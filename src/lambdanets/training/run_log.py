@@ -14,7 +14,7 @@ from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
 from lambdanets.progress import Progress
 from lambdanets.terminal import csv_table, echo
-from lambdanets.training.distributed import World, all_gather_lists, all_reduce_sum
+from lambdanets.training.distributed import all_gather_lists
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.task import Task
 
@@ -37,24 +37,23 @@ class RunLog(Callback):
 
     state_key = "History"  # its name in checkpoints, also in those of earlier versions
 
-    def __init__(self, folder: Path, task: Task, world: World) -> None:
+    def __init__(self, folder: Path, task: Task) -> None:
         self.path = folder / METRICS
         self.metrics = tuple(dict.fromkeys((*task.TRAINING_METRICS, *task.VALIDATION_METRICS)))
         self.rows: list[list[Any]] = []  # lines of metrics.csv; None where nothing was measured
         self.unreadable: set[str] = set()
-        self.images_seen = 0
         self._columns = (*COLUMNS, *self.metrics, *SPEED)
-        self._task, self._world = task, world
+        self._task = task
         # images and losses since the last row, of this rank
         self._sums = torch.zeros(1 + len(task.TRAINING_METRICS), dtype=torch.float64)
-        self._new_unreadable: list[str] = []  # messages of this rank that are not in `unreadable`
         self._progress = Progress("training", 0, "steps", disable=True)
         self._writer: SummaryWriter | None = None  # of TensorBoard, on rank 0
 
     def on_train_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._start_clock()  # a run that resumes in the middle of an epoch does not call on_train_epoch_start
         self._sums = self._sums.to(module.device)
-        if not self._world.is_rank_zero:
+        if not trainer.is_global_zero:
+            self._sums.zero_()  # rank 0 has those of all ranks
             return
         # removes rows that were written after the checkpoint
         atomic_write(self.path, csv_table([self._columns, *self.rows]).encode())
@@ -83,7 +82,7 @@ class RunLog(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._note_unreadable(batch)
+        self.unreadable.update(batch.unreadable)
         if "sums" in outputs:
             self._sums[0] += outputs["images"]
             self._sums[1:] += outputs["sums"]
@@ -102,40 +101,35 @@ class RunLog(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, module: TrainingModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._note_unreadable(batch)
+        self.unreadable.update(batch.unreadable)
         self._progress.note(f"validating, batch {batch_idx + 1:,}")
 
     def on_validation_end(self, trainer: Trainer, module: TrainingModule) -> None:
-        self._add_unreadable()
+        self._gather()
         self._progress.note("")
         if not module.validation_metrics:
             raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
         self._add_row(trainer, "val", module.validation_metrics)
-        if self._world.is_rank_zero:
+        if trainer.is_global_zero:
             names = ("loss", "images_per_second", "waiting_share")
             loss, speed, waiting = (self.points("train", name)[-1][1] for name in names)
             epoch = f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}"
             end = f"  {waiting:.0%} waiting for data" if waiting >= 0.1 else ""
             echo(f"{epoch}  loss {loss:.3f}  {module.validation_summary}  {speed:.0f} images/s{end}")
 
-    def _note_unreadable(self, batch: Any) -> None:
-        self._new_unreadable += [text for text in batch.unreadable if text not in self.unreadable]
-
-    def _add_unreadable(self) -> None:
-        self.unreadable.update(all_gather_lists(self._new_unreadable))
-        self._new_unreadable = []
+    def _gather(self) -> list[float]:
+        """Collect the messages of all ranks; return the sums over ranks. On a GPU, this waits for its steps."""
+        parts = all_gather_lists([(self._sums.tolist(), self.unreadable)])
+        self.unreadable = set().union(*(texts for _, texts in parts))
         check_unreadable(sorted(self.unreadable), self._task.recipe.max_unreadable)
+        return [sum(column) for column in zip(*(sums for sums, _ in parts), strict=True)]
 
     def _add_training_row(self, trainer: Trainer, module: TrainingModule) -> None:
         module.check_finite()
-        # on a GPU, this waits for its steps
-        images, *sums, unreadable = all_reduce_sum(*self._sums.tolist(), len(self._new_unreadable))
-        if unreadable:
-            self._add_unreadable()
+        images, *sums = self._gather()
         if not images:
             return
         self._sums.zero_()
-        self.images_seen += int(images)
         means = {name: x / images for name, x in zip(self._task.TRAINING_METRICS, sums, strict=True)}
         seconds = max(time.perf_counter() - self._started, 1e-9)
         speed = {
@@ -169,16 +163,9 @@ class RunLog(Callback):
         return [(row[0], row[column]) for row in self.rows if row[2] == split and row[column] is not None]
 
     def state_dict(self) -> dict[str, Any]:  # Lightning calls this on all ranks
-        self._add_unreadable()
-        return {
-            "rows": self.rows,
-            "unreadable": sorted(self.unreadable),
-            "images": self.images_seen,
-            "sums": all_reduce_sum(*self._sums.tolist()),
-        }
+        sums, unreadable = self._gather(), sorted(self.unreadable)
+        return {"rows": self.rows, "unreadable": unreadable, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.images_seen, self.rows = state["images"], state["rows"]
-        self.unreadable = set(state["unreadable"])
-        if self._world.is_rank_zero:
-            self._sums = torch.tensor(state["sums"], dtype=torch.float64)
+        self.rows, self.unreadable = state["rows"], set(state["unreadable"])
+        self._sums = torch.tensor(state["sums"], dtype=torch.float64)

@@ -43,6 +43,7 @@ class Task(ABC):
     findings: Mapping[str, Any] = MappingProxyType({})  # `AnnotationProblems` by set, printed and in findings.json
     patience: int | None = None  # epochs without improvement until early stopping
     initial_weights: dict[str, str] | None = None  # name and hash of their file
+    checkpoint: Path | None = None  # from which the run resumes
 
     def __init__(self, recipe: Any) -> None:
         self.recipe = recipe

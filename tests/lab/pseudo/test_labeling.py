@@ -77,7 +77,7 @@ def test_shard_locked_by_another_process_is_skipped(teacher, shards, tmp_path):
     assert label_shards(teacher, str(shards), tmp_path / "out").num_shards == 1
 
 
-@pytest.mark.parametrize("difference", ["weights must be the same", "top must be 2, got 3", "images must be the same"])
+@pytest.mark.parametrize("difference", ["weights must be .*", "top must be 2, got 3", "images must be .*"])
 def test_rejects_a_folder_of_other_labels_and_leaves_it_unchanged(teacher, shards, two_classes, difference, tmp_path):
     label_shards(teacher, str(shards), tmp_path / "out", top=2)
     tables_before = read_tables(tmp_path / "out")
@@ -88,7 +88,7 @@ def test_rejects_a_folder_of_other_labels_and_leaves_it_unchanged(teacher, shard
     elif difference.startswith("images"):
         shards = tmp_path / "more"
         write_shards(sorted(two_classes.glob("*/*.png")), shards, images_per_shard=5)
-    with pytest.raises(InputError, match=f"{difference}, since .*out has labels; choose another folder"):
+    with pytest.raises(InputError, match=f"{difference}, as in .*out; choose another folder"):
         label_shards(teacher, str(shards), tmp_path / "out", **options)
     assert read_tables(tmp_path / "out") == {name: tables_before[name] for name in SHARDS[1:]}
 

@@ -14,7 +14,7 @@ from lambdanets.training import run
 from lambdanets.training.recipe import read_recipe
 from lambdanets_lab.pseudo.recipe import StudentRecipe
 from lambdanets_lab.shards import write_shards
-from training.runs import assert_same_result, interrupted_run
+from training.runs import assert_same_result, interrupted_run, resume
 from training.teachers import write_selection
 
 DIGITS = tuple("0123456789")
@@ -55,7 +55,7 @@ def test_interrupted_student_training_resumes_bit_identically(recipe, tmp_path, 
     run.start(recipe, tmp_path / "uninterrupted")
     for step in (5, 8):
         interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step)
-    run.resume(tmp_path / "interrupted")
+    resume(tmp_path / "interrupted")
     assert_same_result(tmp_path / "uninterrupted", tmp_path / "interrupted")
 
 
@@ -65,7 +65,7 @@ def test_rejects_resuming_a_student_with_another_selection(recipe, data, tmp_pat
     recipe = replace(read_recipe(folder / "recipe.json"), pseudo_labels=str(other))
     write_json(folder / "recipe.json", recipe.fields())
     with pytest.raises(InputError, match="the data has changed since the run started"):
-        run.resume(folder)
+        resume(folder)
 
 
 def test_student_training_with_commands_from_shards_to_evaluation(two_classes, tmp_path, capsys):

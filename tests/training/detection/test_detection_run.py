@@ -11,7 +11,7 @@ from lambdanets.tasks.detection import DetectionTask
 from lambdanets.training import run
 from lambdanets_lab.detection_report import report
 from training.detection.tiny_detection import edit_annotations, tiny_recipe
-from training.runs import interrupted_run, load_weights, read_metrics
+from training.runs import interrupted_run, load_weights, read_metrics, resume
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_dropped_annotations_are_reported_and_listed_also_after_resuming(tiny, t
     assert f"training: 7 {problem} (id 900, " in output
     assert f"all dropped annotations: {path}\n" in output
     path.unlink()
-    assert run.resume(folder)["dropped"] == {"training": {problem: 7}, "validation": {problem: 1}}
+    assert resume(folder)["dropped"] == {"training": {problem: 7}, "validation": {problem: 1}}
     assert json.loads(path.read_bytes()) == expected
 
 

@@ -11,6 +11,7 @@ from lambdanets.models.weights import save_weights
 from lambdanets.recipes.digits import recipe as CLASSIFIER
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.training.initial_weights import build_model
+from training.runs import initialized_model
 
 
 @pytest.mark.parametrize("name", ["lambda_resnet20_small", "mobilenetv2_lambda"])  # with other layer names in timm
@@ -19,10 +20,10 @@ def test_classifier_weights_initialize_the_backbone(name, tmp_path):
     classifier = build_model(recipe, 6)
     save_weights(path, classifier, make_card(ClassifierCard, recipe, "abcdef").to_json())
     weights = {name.replace(".", "_"): tensor for name, tensor in classifier.state_dict().items()}
-    models = []
-    for initial in (str(path), None):
+    models, recipe = [], replace(DIGITS, model=name, weights=str(path), pyramid_channels=8)
+    for build in (initialized_model, lambda recipe, classes: build_model(recipe, len(classes))):
         torch.manual_seed(1)
-        models.append(build_model(replace(DIGITS, model=name, weights=initial, pyramid_channels=8), 3))
+        models.append(build(recipe, "abc"))
     network = models[0].backbone.network.state_dict()
     assert len(network) > 50
     for name, tensor in network.items():
@@ -40,7 +41,7 @@ def test_error_for_pretrained_suggests_a_weight_file(tmp_path):
         build_model(replace(recipe, model_options={"pretrained": True}), 3)
     weights = timm.create_model("resnet10t").state_dict()
     save_file(weights, tmp_path / "resnet10t.safetensors")
-    model = build_model(replace(recipe, weights=str(tmp_path / "resnet10t.safetensors")), 3)
+    model = initialized_model(replace(recipe, weights=str(tmp_path / "resnet10t.safetensors")), "abc")
     network = model.backbone.network.state_dict()
     assert weights.keys() - network.keys() == {"fc.weight", "fc.bias"}
     assert all(torch.equal(tensor, weights[name]) for name, tensor in network.items())

@@ -50,7 +50,7 @@ def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
 def validate(recipe, batch_slice):
     torch.manual_seed(0)
     task = SegmentationTask(recipe)
-    task.model = build_model(recipe, task.classes).eval()
+    task.model = build_model(recipe, len(task.classes)).eval()
     module = TrainingModule(task, 1, batch_slice)
     module.log = lambda *_, **__: None  # Lightning's `log` needs a trainer
     module.on_validation_epoch_start()
