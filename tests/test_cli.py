@@ -79,7 +79,7 @@ def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--resume RUN --epochs 60 --dropout 0.7", "epochs must be 3, got 60, and dropout must be 0.1, got 0.7, since"),
+        ("--resume RUN --epochs 60 --dropout 0.7", "epochs must be 3, got 60, and dropout must be 0.1, got 0.7, as in"),
         ("--resume RUN --run other", "remove the recipe and --run"),
         ("digits --resume RUN", "remove the recipe"),
         ("--resume FOLDER --epochs 3", "must be a run folder"),

@@ -159,7 +159,9 @@ def run(command):
     """Run a function as a command of the command line; returns the exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cli.COMMANDS, "try", "")
-        patch.setitem(sys.modules, "lambdanets.cli.try", SimpleNamespace(main=lambda arguments: command()))
+        patch.setitem(
+            sys.modules, "lambdanets.cli.try", SimpleNamespace(main=lambda arguments: command(), __spec__=object())
+        )
         return cli.main(["try"])
 
 

@@ -36,12 +36,17 @@ class Order:
     shard only at the boundary of their ranges.
 
     min_images: minimum number of images per step. The last step of an epoch may be smaller than batch_size; it is
-    dropped if it has fewer. Raises InputError if there are fewer images.
+    dropped if it has fewer. Raises InputError if batch_size or the number of images is less.
     """
 
     def __init__(self, images: Sized, batch_size: int, seed: int, batch_slice: BatchSlice, min_images: int = 1) -> None:
         if len(images) < min_images:
             raise InputError(f"number of training images must be at least {min_images}, got {len(images)}")
+        if batch_size < min_images:
+            raise InputError(
+                f"batch_size must be at least {min_images} for {batch_slice.world_size} ranks and "
+                f"{batch_slice.accumulation_steps} accumulation steps, got {batch_size}"
+            )
         self.num_images, self.batch_size, self.batch_slice = len(images), batch_size, batch_slice
         full_steps, remainder = divmod(len(images), batch_size)
         self.steps_per_epoch = full_steps + (remainder >= min_images)

@@ -150,7 +150,8 @@ class Detector(CocoPredictor):
             for number, row in enumerate(rows, 1)
         ]
         results = [result for row in rows for result in row["results"]]
-        write_json(out / "images.json", {"images": images, "categories": [*map(dataclasses.asdict, self.categories)]})
+        categories = [{"id": category.id, "name": category.name} for category in self.categories]
+        write_json(out / "images.json", {"images": images, "categories": categories})
         write_json(out / "results.json", results, None)
         objects = [{"image": row["path"]} | each for row in rows for each in row["objects"]]
         table = [[each[column] for column in COLUMNS] for each in objects]

@@ -2,7 +2,7 @@
 
 It extends torchvision's implementation in four ways: images may have any size and shape; outputs do not depend on
 padding (`padding.py`); the scales of pyramid levels are computed from their strides instead of inferred from the first
-batch; and maps of the pyramid, and so boxes, are float32 also under autocast.
+batch; and boxes are float32 also under autocast, because bfloat16 represents only every fourth pixel beyond 512.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
-from torchvision.models.detection.rpn import AnchorGenerator, RegionProposalNetwork, RPNHead
+from torchvision.models.detection.rpn import AnchorGenerator, ImageList, RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
@@ -73,8 +73,7 @@ class PyramidBackbone(nn.Module):
         levels = self.pyramid({str(level): x for level, x in enumerate(maps)})
         if padding := current_padding():
             levels = {name: padding.replicate_border(x) for name, x in levels.items()}
-        # anchors have the dtype of the maps, and bfloat16 represents only every fourth pixel beyond 512
-        return {name: keep_for_backward(x.to(accumulation_dtype(x.dtype))) for name, x in levels.items()}
+        return {name: keep_for_backward(x) for name, x in levels.items()}
 
 
 class MaskRCNN(TorchvisionMaskRCNN):
@@ -151,6 +150,15 @@ class AnySizeTransform(GeneralizedRCNNTransform):
         return image, target
 
 
+class _Float32AnchorGenerator(AnchorGenerator):
+    """torchvision's AnchorGenerator, but with anchors in float32 or float64 instead of the dtype of the maps."""
+
+    def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
+        # only shape, device and dtype of the maps are used, so one element is enough
+        expanded = [torch.empty((), dtype=accumulation_dtype(x.dtype), device=x.device).expand(x.shape) for x in maps]
+        return super().forward(images, expanded)
+
+
 class _MaskedRPN(RegionProposalNetwork):
     """torchvision's region proposal network, but in training it ignores anchors whose centers are in the padding."""
 
@@ -181,12 +189,19 @@ def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
     return type(outputs)(_cast_outputs_to_float32(head, inputs, output) for output in outputs)
 
 
-def _roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:
-    pool = MultiScaleRoIAlign([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
-    # torchvision would infer both from the first images, wrongly for small ones
-    pool.scales = [1 / stride for stride in strides]
-    pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
-    return pool
+class _Float32RoIAlign(MultiScaleRoIAlign):
+    """torchvision's MultiScaleRoIAlign, which needs maps in the dtype of the boxes, as under autocast."""
+
+    def __init__(self, strides: Sequence[int], output_size: int) -> None:
+        super().__init__([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
+        # torchvision would infer both from the first images, wrongly for small ones
+        self.scales = [1 / stride for stride in strides]
+        self.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
+
+    def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
+        dtype = next(iter(x.values())).dtype
+        maps = {name: map.to(accumulation_dtype(dtype)) for name, map in x.items()}
+        return super().forward(maps, boxes, image_shapes).to(dtype)
 
 
 def mask_rcnn(
@@ -246,7 +261,7 @@ def mask_rcnn(
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
     anchor_sizes = [round(anchor_scale * stride) for stride in strides]
-    anchors = AnchorGenerator(tuple((size,) for size in anchor_sizes), (tuple(aspect_ratios),) * len(strides))
+    anchors = _Float32AnchorGenerator(tuple((size,) for size in anchor_sizes), (tuple(aspect_ratios),) * len(strides))
     head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios))
     if hide_padding:
         add_padding_hooks(head)
@@ -257,12 +272,12 @@ def mask_rcnn(
         pyramid_backbone,
         rpn_anchor_generator=anchors,
         rpn_head=head,
-        box_roi_pool=_roi_align(strides[:-1], 7),
+        box_roi_pool=_Float32RoIAlign(strides[:-1], 7),
         box_head=FastRCNNConvFCHead(
             (pyramid_channels, 7, 7), [pyramid_channels] * num_convs, [fc_width], norm_layer=nn.BatchNorm2d
         ),
         box_predictor=FastRCNNPredictor(fc_width, num_classes + 1),
-        mask_roi_pool=_roi_align(strides[:-1], 14),
+        mask_roi_pool=_Float32RoIAlign(strides[:-1], 14),
         mask_head=MaskRCNNHeads(pyramid_channels, [pyramid_channels] * mask_layers, 1, norm_layer=nn.BatchNorm2d),
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
         size_divisible=strides[-1],

@@ -88,7 +88,7 @@ def test_images_too_small_for_batch_norm_are_skipped(tiny, tmp_path):
     # each position of the coarsest feature map covers 4 x 4 pixels
     run.start(replace(tiny, image_size=6, jitter=(0.3, 2.0), micro_batch=1), tmp_path / "run")
     assert_finite(tmp_path / "run")
-    with pytest.raises(InputError, match="batch_size must give at least 2 images"):
+    with pytest.raises(InputError, match="batch_size must be at least 2"):
         run.start(replace(tiny, image_size=4, jitter=(1.0, 1.0), batch_size=1), tmp_path / "smaller")
 
 
