@@ -256,7 +256,7 @@ def section(result: dict[str, Any]) -> str:
             f"Of {len(every)} kills, {events[HALF_FILE]} were in the middle of writing a file and {events[RENAME]} "
             "before a rename, the others at a random time;",
             f"{sum(kill['finished'] > 0 for kill in every)} commands had finished work, and "
-            f"{sum(kill['unfinished'] for kill in every)} left an unfinished file, which the next start removed.",
+            f"{sum(kill['unfinished'] for kill in every)} left an unfinished file, which the next start replaced.",
             "",
         ]
     )
