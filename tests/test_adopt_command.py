@@ -66,6 +66,7 @@ def test_adopts_a_folder_that_timm_saved(timm_network, tmp_path):
         (["resnet18", "--no-pretrained"], "must contain lambda layers"),
         (["weights.pth"], "model must be the name of the timm model"),
         (["weights.pth", "--model", "lambda_resnet50ts"], "another architecture"),
+        (["."], ". must be a run folder, a weight file"),
     ],
 )
 def test_refuses_in_one_line(arguments, message, timm_network, tmp_path, monkeypatch, capsys):
