@@ -25,7 +25,9 @@ def test_adopts_a_model_by_name_beside_an_empty_folder_of_this_name(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     Path("lambda_resnet26t").mkdir()
     assert adopt("lambda_resnet26t", "--no-pretrained", "--out", "lambda_resnet26t") == 0
-    assert capsys.readouterr().out.startswith("model folder: lambda_resnet26t; ")
+    *replaced, folder = capsys.readouterr().out.splitlines()
+    assert replaced == [f"stages.{name}.self_attn: replaced; same outputs" for name in ("2.1", "3.0", "3.1")]
+    assert folder.startswith("model folder: lambda_resnet26t; ")
     loaded = ln.load("lambda_resnet26t", device="cpu")
     assert (loaded.card.model, loaded.classes[0]) == ("timm/lambda_resnet26t", "n01440764")
 
@@ -64,6 +66,7 @@ def test_adopts_a_folder_that_timm_saved(timm_network, tmp_path):
         (["resnet18", "--no-pretrained"], "must contain lambda layers"),
         (["weights.pth"], "model must be the name of the timm model"),
         (["weights.pth", "--model", "lambda_resnet50ts"], "another architecture"),
+        (["."], ". must be a run folder, a weight file"),
     ],
 )
 def test_refuses_in_one_line(arguments, message, timm_network, tmp_path, monkeypatch, capsys):

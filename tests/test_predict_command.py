@@ -227,7 +227,7 @@ ERRORS = [
     ("predict nowhere IMAGE", "nowhere must be a run folder"),
     ("predict MODEL TEXT --out new", "none of the 1 images could be read"),
     ("predict classification IMAGE --out nowhere/x.jsonl", "nowhere/x.jsonl: No such file or directory"),
-    ("predict classification IMAGE --score 0", "a classification model has no option --score"),
+    ("predict classification IMAGE --score 0 --no-figures", "model has no option --score or --figures"),
     ("predict detection IMAGE --out PHOTOS", "is not empty"),
     ("evaluate MODEL --device gpu", "device must be cpu"),
     ("evaluate MODEL --out PHOTOS", "is not empty"),

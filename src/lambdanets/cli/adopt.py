@@ -32,7 +32,10 @@ def main(arguments: list[str]) -> int:
     WorkFolder(options.out).is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.inference.hub import load_adopted, save_pretrained
 
-    save_pretrained(load_adopted(options.source, options.model, pretrained=options.pretrained), options.out)
+    adopted = load_adopted(options.source, options.model, pretrained=options.pretrained)
+    save_pretrained(adopted, options.out)
+    modules = getattr(adopted, "model", adopted).named_modules()  # of a classifier or a network
+    echo(*(f"{name}: replaced; same outputs" for name, each in modules if getattr(each, "origin", None)))
     commands = "evaluate --data DATA | predict | train --weights"
     echo(f"model folder: {options.out}; load it with lambdanets {commands}, or timm")
     return 0

@@ -76,8 +76,8 @@ def given_options(options: Any, names: Sequence[str], known: Collection[str], ta
     Raises InputError for one that is not known to the task of the model.
     """
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    for name in given.keys() - set(known):
-        raise InputError(f"a {task} model has no option --{name.replace('_', '-')}")
+    if unknown := [f"--{name.replace('_', '-')}" for name in given if name not in known]:
+        raise InputError(f"a {task} model has no option {' or '.join(unknown)}")
     return given
 
 

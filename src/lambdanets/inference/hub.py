@@ -179,8 +179,9 @@ def load_adopted(source: str, model: str | None = None, *, pretrained: bool = Tr
     The arguments are the options of `lambdanets adopt`. Raises InputError if the network has no lambda layers, or if a
     layer cannot be replaced.
     """
-    name = source.removeprefix(ADOPTED_PREFIX)
-    if ":" not in source and not weights_in(Path(source)):  # a folder without weights hides no architecture
+    name, path = source.removeprefix(ADOPTED_PREFIX), Path(source)
+    is_name = timm.is_model(name) and not weights_in(path)  # a folder without weights hides no architecture
+    if is_name or (":" not in source and not path.exists()):
         return create_model(f"{ADOPTED_PREFIX}{name}", pretrained)
     if (found := find_weights(source)).is_hub_format:
         classifier: Any = load(found, device="cpu")

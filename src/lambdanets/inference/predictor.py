@@ -153,7 +153,7 @@ class Predictor(ABC):
     def evaluator(self, *args: Any, **options: Any) -> "Evaluator":
         """Return the evaluator on labeled data, by default the validation data of the training run.
 
-        A task declares the parameters that it has, which are also its options of the command.
+        A task declares the parameters that it has; those that `lambdanets evaluate` has are its options there.
         """
 
     @abstractmethod
