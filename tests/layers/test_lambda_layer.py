@@ -211,17 +211,20 @@ def test_strided_sequences_and_volumes_are_averages_without_padding(size):
     layer, x = make_layer(dimensions=dimensions, scope=3, stride=3), random_maps(2, 8, *size)
     unpooled, result = reference_output(layer, x), layer(x)
     assert result.shape[2:] == tuple(-(-side // 3) for side in size)
+    assert layer.pool(x.bfloat16()).dtype == torch.bfloat16
     corner = (slice(None), slice(None), *(slice(3),) * dimensions)
     torch.testing.assert_close(result[(..., *(0,) * dimensions)], unpooled[corner].flatten(2).mean(dim=2))
 
 
 @pytest.mark.parametrize(
-    ("grid", "memory_format"), [((5, 6), torch.channels_last), ((3, 4, 5), torch.channels_last_3d)]
+    ("grid", "memory_format", "stride"),
+    [((5, 6), torch.channels_last, 1), ((3, 4, 5), torch.channels_last_3d, 1), ((4, 5, 6), torch.channels_last_3d, 2)],
 )
-def test_channels_last_is_preserved(grid, memory_format):
-    layer, x = make_layer(dimensions=len(grid), scope=3), random_maps(2, 8, *grid)
+def test_channels_last_is_preserved(grid, memory_format, stride):
+    layer, x = make_layer(dimensions=len(grid), scope=3, stride=stride), random_maps(2, 8, *grid)
     result = layer(x.contiguous(memory_format=memory_format))
     assert result.is_contiguous(memory_format=memory_format)
+    assert layer(x.repeat_interleave(2, -1)[..., ::2]).is_contiguous()  # as of a convolution
     torch.testing.assert_close(result, layer(x))
     torch.testing.assert_close(layer.to(memory_format=memory_format)(x), result)  # also of the weights
 
