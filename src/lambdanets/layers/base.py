@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.embeddings import RelativeEmbedding
+from lambdanets.layers.embeddings import EmbeddingTable, RelativeEmbedding
 from lambdanets.layers.initialization import set_initialization
 from lambdanets.layers.module import Layer
 from lambdanets.layers.pooling import average_pool, check_pool
@@ -143,14 +143,20 @@ class LambdaBase(Layer, ABC):
                 raise ValueError(f"embedding must be a module or several RelativeEmbeddings, got {embedding!r}")
             embedding = nn.ModuleList(embedding)
         elif embedding is None and position and not (self.is_token_layer and scope is grid is None):
-            if (scope is None) == (grid is None):
-                expected = "a tuple of sides if scope is None, else None"
-                raise ValueError(f"grid must be {expected}, got {grid} and scope={scope}")
-            sides: Any = tuple(2 * side - 1 for side in grid) if grid else scope
-            sides = (sides,) * self.dimensions if isinstance(sides, int) else tuple(sides)
+            if isinstance(grid, Sequence) != (scope is None) or (scope is not None and grid is not None):
+                needed = "a tuple of sides if scope is None, else None"
+                raise ValueError(f"grid must be {needed}, got {grid} and scope={scope}")
+            sides: Any = scope if grid is None else tuple(2 * side - 1 for side in grid)
+            sides = tuple(sides) if isinstance(sides, Sequence) else (sides,) * self.dimensions
             table_heads = heads if multi_head else None
             embedding = RelativeEmbedding(sides, query_depth, intra_depth, heads=table_heads, **factory_kwargs)
         self.embedding = embedding
+        expected = (query_depth, intra_depth, heads if multi_head else None)
+        for each in embedding if isinstance(embedding, nn.ModuleList) else (embedding,):
+            # heads would otherwise be taken for examples, or for offsets
+            if isinstance(each, EmbeddingTable) and (each.query_depth, each.intra_depth, each.heads) != expected:
+                got = (each.query_depth, each.intra_depth, each.heads)
+                raise ValueError(f"embedding must have (query_depth, intra_depth, heads) = {expected}, got {got}")
         if dilation != 1 and position and not self.relative_embeddings:
             raise ValueError(f"dilation must be 1 unless embedding is a RelativeEmbedding, got {dilation}")
         self.reset_parameters()
