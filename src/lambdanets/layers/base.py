@@ -250,8 +250,6 @@ class LambdaBase(Layer, ABC):
             content = shared_lambda(keys, values, self.normalize_keys)
             if bias is not None:
                 content = content + bias.to(content.dtype).unsqueeze(-1)
-        elif keys is not None or not tables:
-            terms.append(self.pair_terms(inputs))
         options = (grid, self.dilation, self.causal, self.algorithm, channels_first)
         for i, table in enumerate(tables):
             if self.multi_head:
@@ -259,9 +257,10 @@ class LambdaBase(Layer, ABC):
                 terms.append(torch.cat([compute_position_term(q, r, v, None, *options) for q, r, v in heads], dim=1))
             else:
                 terms.append(compute_position_term(queries, table, values, None if i else content, *options))
-        if bias is not None and content is None:
-            terms.append(self._bias_term(queries))
-        return functools.reduce(torch.add, terms)
+        output = functools.reduce(torch.add, terms) if terms else self.pair_terms(inputs)
+        if terms and keys is not None and content is None:
+            output = self.pair_terms(inputs) + output
+        return output if bias is None or content is not None else output + self._bias_term(queries)
 
     def pair_terms(self, inputs: LambdaInputs) -> Tensor:
         """The content term plus the position term from `embeddings`, (b, h, n, v), without tables."""
