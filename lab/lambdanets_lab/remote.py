@@ -1,5 +1,6 @@
 """Shards at a URL: downloads with retries into a cache of the user. `lambdanets.data.shards` finds it by name."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -58,19 +59,25 @@ class RemoteStore(Store):
 
     def open(self, shard: Shard) -> BinaryIO:
         """Open a shard in the cache, and download it first if it is missing or has other content. Raises OSError."""
-        self._cache.mkdir(0o700, parents=True, exist_ok=True)
         path = self._cache / f"{shard.sha256}.tar"
+        if shard.sha256 in self._verified:  # a lock for each image would take longer than its decoding
+            with contextlib.suppress(FileNotFoundError):  # removed to make room
+                os.utime(path)  # the most recently used
+                return open_regular(path)
+        self._cache.mkdir(0o700, parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
             if path.is_file():
                 file = open_regular(path)
-                if shard.sha256 in self._verified or file_sha256(file) == shard.sha256:
+                if file_sha256(file) == shard.sha256:
                     self._verified.add(shard.sha256)
                     os.utime(file.fileno())  # the most recently used
                     file.seek(0)
                     return file
                 file.close()
             self._make_room(shard.bytes)
-            return _with_retries(self.path(shard.name), lambda: _download(self.path(shard.name), path, shard))
+            file = _with_retries(self.path(shard.name), lambda: _download(self.path(shard.name), path, shard))
+            self._verified.add(shard.sha256)
+            return file
 
     def _make_room(self, needed_bytes: int) -> None:
         """Remove the least recently used files until the cache has room."""

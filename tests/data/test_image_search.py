@@ -59,6 +59,15 @@ def test_circular_links_of_folders_are_followed_once(tmp_path: Path) -> None:
     assert find_images([str(tmp_path)]).paths == [tmp_path / "a/x.png", tmp_path / "b/x.png"]
 
 
+def test_folders_with_links_to_each_other_are_followed_once(tmp_path: Path) -> None:
+    touch(tmp_path, "a/x.png", "b/y.png")
+    (tmp_path / "a/b").symlink_to(tmp_path / "b")
+    (tmp_path / "b/a").symlink_to(tmp_path / "a")
+    assert find_images([str(tmp_path)]).paths == [
+        tmp_path / path for path in ("a/b/y.png", "a/x.png", "b/a/x.png", "b/y.png")
+    ]
+
+
 @pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg"])
 def test_rejects_an_input_without_matches(tmp_path: Path, missing: str) -> None:
     touch(tmp_path, "a.png")

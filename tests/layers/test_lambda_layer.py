@@ -211,17 +211,20 @@ def test_strided_sequences_and_volumes_are_averages_without_padding(size):
     layer, x = make_layer(dimensions=dimensions, scope=3, stride=3), random_maps(2, 8, *size)
     unpooled, result = reference_output(layer, x), layer(x)
     assert result.shape[2:] == tuple(-(-side // 3) for side in size)
+    assert layer.pool(x.bfloat16()).dtype == torch.bfloat16
     corner = (slice(None), slice(None), *(slice(3),) * dimensions)
     torch.testing.assert_close(result[(..., *(0,) * dimensions)], unpooled[corner].flatten(2).mean(dim=2))
 
 
 @pytest.mark.parametrize(
-    ("grid", "memory_format"), [((5, 6), torch.channels_last), ((3, 4, 5), torch.channels_last_3d)]
+    ("grid", "memory_format", "stride"),
+    [((5, 6), torch.channels_last, 1), ((3, 4, 5), torch.channels_last_3d, 1), ((4, 5, 6), torch.channels_last_3d, 2)],
 )
-def test_channels_last_is_preserved(grid, memory_format):
-    layer, x = make_layer(dimensions=len(grid), scope=3), random_maps(2, 8, *grid)
+def test_channels_last_is_preserved(grid, memory_format, stride):
+    layer, x = make_layer(dimensions=len(grid), scope=3, stride=stride), random_maps(2, 8, *grid)
     result = layer(x.contiguous(memory_format=memory_format))
     assert result.is_contiguous(memory_format=memory_format)
+    assert layer(x.repeat_interleave(2, -1)[..., ::2]).is_contiguous()  # as of a convolution
     torch.testing.assert_close(result, layer(x))
     torch.testing.assert_close(layer.to(memory_format=memory_format)(x), result)  # also of the weights
 
@@ -296,10 +299,13 @@ INVALID_ARGUMENTS = [
     ({"scope": 4}, r"scope must be a tuple of .* odd and positive sides, got \(4, 4\)"),
     ({"scope": None}, "grid must be a tuple of sides if scope is None, else None, got None"),
     ({"grid": (7, 7)}, r"grid must be a tuple of sides if scope is None, else None, got \(7, 7\) and scope=5"),
+    ({"scope": None, "grid": 7}, "grid must be a tuple of sides if scope is None, else None, got 7"),
+    ({"scope": 7.0}, r"scope must be a tuple of .* odd and positive sides, got \(7\.0, 7\.0\)"),
     ({"content": False, "position": False}, "content and position must not both be False"),
     ({"stride": 2, "causal": True}, "stride must be 1 and pool None if causal is True.*got stride=2"),
     ({"normalize_keys": "l1"}, r"normalize_keys must be one of \('softmax', 'l2', None\), got 'l1'"),
     ({"embedding": OTHER, "position": False}, "embedding must be None when position is False"),
+    ({"embedding": DenseEmbedding(9, 9, 16, heads=4)}, r"embedding must have .*heads. = .16, 1, None., got .16, 1, 4."),
     ({"embedding": DenseEmbedding(9, 9, 16), "dilation": 2}, "dilation must be 1 unless .*, got 2"),
     ({"pool": nn.MaxPool2d(2)}, "pool must be an nn.AvgPool2d or None, got MaxPool2d"),
     ({"pool": POOL_2X2}, r"pool must map sides S to ceil\(S / stride\) for stride = 1"),

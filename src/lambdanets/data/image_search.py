@@ -58,10 +58,10 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
     found = FoundImages([], {})
     for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
         path = Path(parent)
-        folders[:] = [name for name in folders if not is_hidden(name) and not _is_circular(path / name)]
+        folders[:] = [name for name in folders if not is_hidden(name) and not _is_circular(path / name, folder)]
         visible = [name for name in files if not is_hidden(name)]
         if is_output({*folders, *visible}):
-            found.reasons[path] = f"output folder '{path.name}' of a command"
+            found.reasons[path] = f"output folder '{path.absolute().name}' of a command"
             folders.clear()
             continue
         if path != folder and not folders and not visible:
@@ -75,9 +75,11 @@ def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) ->
     return found
 
 
-def _is_circular(folder: Path) -> bool:
-    """Whether a folder is a link to a folder above it."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+def _is_circular(folder: Path, root: Path) -> bool:
+    """Whether a folder in the root is a link to a folder above it, or above a link on its path."""
+    real = folder.resolve() if folder.is_symlink() else None
+    above = folder.parents[: len(folder.parts) - len(root.parts)]
+    return real is not None and any(each.resolve().is_relative_to(real) for each in above)
 
 
 def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image_name) -> FoundImages:

@@ -27,10 +27,12 @@ class IndexedImages(LabeledImages):
         name = self.name(index)
         try:
             image = self.items[index][0]
-            pixels = convert_image(image) if isinstance(image, Image.Image) else read_image(image, name)
+            if isinstance(image, Image.Image):
+                return convert_image(image), self.labels[index]
         except Exception as error:  # datasets raise exceptions of any type for damaged files
             raise UnreadableImage(name, one_line(error)) from error
-        return pixels, self.labels[index]
+        with image:
+            return read_image(image, name), self.labels[index]
 
 
 def is_timm_name(data: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.embeddings import RelativeEmbedding
+from lambdanets.layers.embeddings import EmbeddingTable, RelativeEmbedding
 from lambdanets.layers.initialization import set_initialization
 from lambdanets.layers.module import Layer
 from lambdanets.layers.pooling import average_pool, check_pool
@@ -143,14 +143,20 @@ class LambdaBase(Layer, ABC):
                 raise ValueError(f"embedding must be a module or several RelativeEmbeddings, got {embedding!r}")
             embedding = nn.ModuleList(embedding)
         elif embedding is None and position and not (self.is_token_layer and scope is grid is None):
-            if (scope is None) == (grid is None):
-                expected = "a tuple of sides if scope is None, else None"
-                raise ValueError(f"grid must be {expected}, got {grid} and scope={scope}")
-            sides: Any = tuple(2 * side - 1 for side in grid) if grid else scope
-            sides = (sides,) * self.dimensions if isinstance(sides, int) else tuple(sides)
+            if isinstance(grid, Sequence) != (scope is None) or (scope is not None and grid is not None):
+                needed = "a tuple of sides if scope is None, else None"
+                raise ValueError(f"grid must be {needed}, got {grid} and scope={scope}")
+            sides: Any = scope if grid is None else tuple(2 * side - 1 for side in grid)
+            sides = tuple(sides) if isinstance(sides, Sequence) else (sides,) * self.dimensions
             table_heads = heads if multi_head else None
             embedding = RelativeEmbedding(sides, query_depth, intra_depth, heads=table_heads, **factory_kwargs)
         self.embedding = embedding
+        expected = (query_depth, intra_depth, heads if multi_head else None)
+        for each in embedding if isinstance(embedding, nn.ModuleList) else (embedding,):
+            # heads would otherwise be taken for examples, or for offsets
+            if isinstance(each, EmbeddingTable) and (each.query_depth, each.intra_depth, each.heads) != expected:
+                got = (each.query_depth, each.intra_depth, each.heads)
+                raise ValueError(f"embedding must have (query_depth, intra_depth, heads) = {expected}, got {got}")
         if dilation != 1 and position and not self.relative_embeddings:
             raise ValueError(f"dilation must be 1 unless embedding is a RelativeEmbedding, got {dilation}")
         self.reset_parameters()
@@ -244,8 +250,6 @@ class LambdaBase(Layer, ABC):
             content = shared_lambda(keys, values, self.normalize_keys)
             if bias is not None:
                 content = content + bias.to(content.dtype).unsqueeze(-1)
-        elif keys is not None or not tables:
-            terms.append(self.pair_terms(inputs))
         options = (grid, self.dilation, self.causal, self.algorithm, channels_first)
         for i, table in enumerate(tables):
             if self.multi_head:
@@ -253,9 +257,10 @@ class LambdaBase(Layer, ABC):
                 terms.append(torch.cat([compute_position_term(q, r, v, None, *options) for q, r, v in heads], dim=1))
             else:
                 terms.append(compute_position_term(queries, table, values, None if i else content, *options))
-        if bias is not None and content is None:
-            terms.append(self._bias_term(queries))
-        return functools.reduce(torch.add, terms)
+        output = functools.reduce(torch.add, terms) if terms else self.pair_terms(inputs)
+        if terms and keys is not None and content is None:
+            output = self.pair_terms(inputs) + output
+        return output if bias is None or content is not None else output + self._bias_term(queries)
 
     def pair_terms(self, inputs: LambdaInputs) -> Tensor:
         """The content term plus the position term from `embeddings`, (b, h, n, v), without tables."""

@@ -1,5 +1,6 @@
 """Pooling of maps (b, channels, S_1..S_D)."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,12 +9,18 @@ from torch import Tensor, nn
 
 
 class AveragePool3d(nn.AvgPool3d):
-    """nn.AvgPool3d with count_include_pad=False, also for sides smaller than the window, which PyTorch refuses."""
+    """nn.AvgPool3d with count_include_pad=False, of each slice and then along the depth.
+
+    PyTorch refuses sides smaller than the window, bfloat16 and float16 on CPUs, and deterministic gradients on GPUs.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
-        border: Any = self.padding
-        padded, ones = (F.pad(x, (border,) * 6) for x in (input, torch.ones_like(input[:1, :1])))
-        return F.avg_pool3d(padded, self.kernel_size, self.stride) / F.avg_pool3d(ones, self.kernel_size, self.stride)
+        pool: Any = partial(F.avg_pool2d, count_include_pad=False)
+        size, stride, border = self.kernel_size, self.stride, self.padding
+        slices = pool(input.transpose(1, 2).flatten(0, 1), size, stride, border)
+        maps = slices.unflatten(0, (input.shape[0], input.shape[2])).transpose(1, 2)
+        pooled: Tensor = pool(maps.flatten(3), (size, 1), (stride, 1), (border, 0)).unflatten(3, maps.shape[3:])
+        return pooled
 
 
 def average_pool(stride: int, dimensions: int) -> nn.Module:
