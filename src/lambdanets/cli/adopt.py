@@ -1,7 +1,7 @@
 """`lambdanets adopt`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.records import record
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     WorkFolder(options.out).is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.inference.hub import load_adopted, save_pretrained
 
-    adopted = load_adopted(options.source, options.model, pretrained=options.pretrained)
+    adopted: Any = load_adopted(options.source, options.model, pretrained=options.pretrained)
     save_pretrained(adopted, options.out)
     modules = getattr(adopted, "model", adopted).named_modules()  # of a classifier or a network
     echo(*(f"{name}: replaced; same outputs" for name, each in modules if getattr(each, "origin", None)))

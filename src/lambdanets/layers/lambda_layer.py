@@ -32,7 +32,10 @@ class GridLambdaLayer(LambdaBase):
         is_contiguous = x.is_contiguous()
         # pooling contiguous maps costs more than their copy
         output = self.finish(self.sum_terms(inputs, channels_first=is_contiguous and self.pool is None), inputs)
-        return output.contiguous() if is_contiguous or x.stride(1) != 1 else output  # which is in channels_last
+        if is_contiguous or x.stride(1) != 1:
+            return output.contiguous()
+        # a memory format would be an error in vmap and ONNX
+        return output if output.stride(1) == 1 else output.movedim(1, -1).contiguous().movedim(-1, 1)
 
     def prepare(self, x: Tensor, mask: Tensor | None = None) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
