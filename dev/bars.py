@@ -14,8 +14,8 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "tasks", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 17_674, "lab": 7_880, "native": 1_861, "everything": 29_986, "tests": 16_441}
-MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 51  # the chosen algorithm depends on the processor
+MAX_LINES = {"core": 16_935, "lab": 7_698, "native": 1_861, "everything": 28_596, "tests": 16_424}
+MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 50  # the chosen algorithm depends on the processor
 
 FORWARD = """
 import sys, torch, lambdanets as ln
