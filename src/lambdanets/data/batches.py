@@ -87,7 +87,7 @@ class Batches(AbstractContextManager["Batches"]):
     In validation, each rank yields every world_size-th image of the set.
 
     Workers persist between epochs: use the batches in a `with` block, or call `close`. They also exit when their
-    parent process is killed, within five seconds after a batch.
+    parent process is killed.
 
     Raises InputError for an empty set, and for fewer training images than a step needs.
     """
@@ -249,9 +249,18 @@ def _init_worker(worker: int) -> None:
     """Ignore signals to the process group, because the training process first saves a checkpoint."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    # PyTorch's own watch hangs at exit if a thread waits to send batches that nobody reads, as of many images
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     # A thread sends the batches; by default it drops those that fail, for which the training process would wait
     # forever. concurrent.futures overrides this hook of Queue, too, which type stubs lack.
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_exit_worker)  # type: ignore[attr-defined]
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _exit_worker(error: Exception, batch: object) -> None:
