@@ -1,8 +1,6 @@
 """Loader workers are shut down, even if they hang while loading an image."""
 
 import multiprocessing
-import subprocess
-import sys
 import time
 from multiprocessing.synchronize import Semaphore
 from typing import Any
@@ -54,23 +52,3 @@ def test_a_batch_that_a_worker_cannot_send_ends_the_iteration(capfd: pytest.Capt
     with batches, pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
         list(batches)
     assert "a data loading worker cannot send a batch: Can't " in capfd.readouterr().err
-
-
-KILLED = """
-import os, signal, time, torch
-from lambdanets.data.batches import Batches
-
-def load(images, index):
-    return torch.zeros(3), [torch.zeros(2) for _ in range(4)]
-
-with Batches(range(65536), load, batch_size=256, training=True, workers=3) as batches:
-    next(iter(batches))
-    time.sleep(3)  # until the pipe to this process is full
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_workers_whose_batches_nobody_reads_exit_with_a_killed_parent():
-    subprocess.run(
-        [sys.executable, "-c", KILLED], capture_output=True, timeout=60
-    )  # waits for them: they have its pipe
