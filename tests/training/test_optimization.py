@@ -156,3 +156,13 @@ def test_tables_of_detectors_and_names_of_timm_have_no_weight_decay(names):
     exempt = {name for name, p in model.named_parameters() if p.dim() > 1 and id(p) not in decayed}
     assert exempt == {*names} | {name for name, _ in model.named_parameters() if name.endswith(".embedding.table")}
     assert len(exempt) > 1
+
+
+def test_batch_norm_statistics_of_a_skipped_step_end_the_run(monkeypatch):
+    norm = nn.BatchNorm1d(2)
+    module = TrainingModule(classification_task(replace(DIGITS, precision="16-mixed"), norm), 10)
+    monkeypatch.setattr(TrainingModule, "trainer", SimpleNamespace(precision_plugin=None))
+    module.check_finite()
+    norm(torch.full((2, 2), torch.inf))
+    with pytest.raises(InputError, match="became inf or nan before step"):
+        module.check_finite()

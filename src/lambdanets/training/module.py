@@ -93,13 +93,15 @@ class TrainingModule(LightningModule):
         self.batch_end = time.perf_counter()
 
     def check_finite(self) -> None:
-        """Raise InputError if weights are not finite, or gradients at no scale are. On a GPU, this waits.
+        """Raise InputError if weights or statistics are not finite, or gradients at no scale are. On a GPU, this waits.
 
         A loss or gradient with NaN or inf makes weights so, except with 16-mixed, whose scaler skips
-        the step and reduces its scale.
+        the step and reduces its scale; but batch norm has the statistics of the skipped step.
         """
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # of 16-mixed
-        norm = torch.nn.utils.get_total_norm(parameter.detach() for parameter in self.model.parameters())
+        statistics = [buffer for norm in _norms(self.model) for buffer in norm.buffers() if buffer.is_floating_point()]
+        tensors = [*(parameter.detach() for parameter in self.model.parameters()), *statistics]
+        norm = torch.nn.utils.get_total_norm(tensors)
         if not norm.isfinite() or (scaler is not None and scaler.get_scale() < _MIN_GRADIENT_SCALE):
             raise InputError(
                 f"the loss or a gradient became inf or nan before step {self.global_step}; lower learning_rate (now "
