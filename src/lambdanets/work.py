@@ -19,6 +19,8 @@ from lambdanets.signals import uninterrupted
 
 LOCK = ".lock"
 PARTIAL = ".partial"  # suffix of journals
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 200  # paths differ in the middle
 
 
 class InUseError(InputError):
@@ -165,7 +167,7 @@ def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any
         if isinstance(current, Mapping) and isinstance(value, Mapping):
             texts.append(describe_differences(current, {**dict.fromkeys(current), **value}))
         elif current != value:
-            texts.append(f"{name} must be {reprlib.repr(current)}, got {reprlib.repr(value)}")
+            texts.append(f"{name} must be {_SHORT.repr(current)}, got {_SHORT.repr(value)}")
     return ", and ".join([*filter(None, texts)][:5])
 
 

@@ -39,7 +39,8 @@ def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int
         values = [value for _, value in log.points("val", task.BEST_METRIC)]
         fields[f"held_out_{task.BEST_METRIC}"] = max(values) if task.patience else values[-1]
     steps, epochs = log.rows[-1][:2]
-    images = steps * sum(recipe.step_sizes(len(task.training)))
+    first, *others = recipe.step_sizes(len(task.training))
+    images = min(steps * first, epochs * len(task.training)) + steps * sum(others)  # the last step may be smaller
     result = {
         "seconds": round(seconds, 2),
         "images_per_second": round(images / seconds, 1) if seconds else 0.0,
