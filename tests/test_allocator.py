@@ -32,7 +32,7 @@ def run(code: str, **environment: str) -> list[str]:
     ).stdout.split()
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries than glibc are left as they are")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs mallopt, which only glibc has")
 def test_the_command_line_keeps_freed_memory() -> None:
     assert int(run(COUNT_FAULTS)[-1]) < 200  # one allocation has 16,384 pages of 4 KiB, or 32 of 2 MiB
 

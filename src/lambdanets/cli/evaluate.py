@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import PositiveInt
 
-from lambdanets.cli.options import POSITIONAL, given_options, parse
+from lambdanets.cli.options import POSITIONAL, options_of_task, parse
 from lambdanets.cli.predict import report_unreadable
 from lambdanets.records import Workers, record
 from lambdanets.terminal import echo
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
 
     model = load(options.model, device=options.device)
     names, known = ("data", "images", "data_root"), signature(model.evaluator).parameters
-    evaluator = model.evaluator(**given_options(options, names, known, model.card.task))
+    evaluator = model.evaluator(**options_of_task(options, names, known, model.card.task))
     echo(*([f"images: {evaluator.source}"] if evaluator.source else []))
     echo(describe_classes(model.card.classes), describe_left_out(evaluator.left_out))
     with folder.open() if folder is not None else contextlib.nullcontext():

@@ -70,15 +70,15 @@ def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, d
     return records
 
 
-def given_options(options: Any, names: Sequence[str], known: Collection[str], task: str) -> dict[str, Any]:
-    """Return those of the named options of a record that were given.
+def options_of_task(options: Any, names: Sequence[str], known: Collection[str], task: str) -> dict[str, Any]:
+    """Return those of the named options of a record that are set.
 
     Raises InputError for one that is not known to the task of the model.
     """
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    if unknown := [f"--{name.replace('_', '-')}" for name in given if name not in known]:
+    values = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if unknown := [f"--{name.replace('_', '-')}" for name in values if name not in known]:
         raise InputError(f"a {task} model has no option {' or '.join(unknown)}")
-    return given
+    return values
 
 
 def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[str, tuple[str, Any]]) -> list[str]:

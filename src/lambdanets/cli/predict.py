@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from lambdanets.cli.options import POSITIONAL, given_options, parse
+from lambdanets.cli.options import POSITIONAL, options_of_task, parse
 from lambdanets.errors import InputError
 from lambdanets.progress import track
 from lambdanets.records import Fraction, TileSize, record
@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> int:
     weights = find_weights(options.model)
     predictor = load(weights, device=options.device)
     card, defaults = predictor.card, predictor.command_options
-    task_options = {**defaults, **given_options(options, _OF_SOME_TASKS, defaults, card.task)}
+    task_options = {**defaults, **options_of_task(options, _OF_SOME_TASKS, defaults, card.task)}
     found = find_images(options.images, predictor.accepts)
     report_left_out(found)
     stretch = card.stretch if options.stretch is None else options.stretch == "on"

@@ -109,9 +109,9 @@ def open_splits(
     if training_images is not None and training_images != (available := len(train)):
         if isinstance(train, ShardedImages):
             raise InputError(f"training_images must be None for shards ({source}), got {training_images}")
-        least = len(set(train.labels))  # one per class, also of the others
-        if not least <= training_images <= available - least:
-            raise InputError(f"training_images must be {least} to {available - least}, got {training_images}")
+        minimum = len(set(train.labels))  # one per class, also of the others
+        if not minimum <= training_images <= available - minimum:
+            raise InputError(f"training_images must be {minimum} to {available - minimum}, got {training_images}")
         train, _ = _divide(train, source, seed, train_size=training_images)
         source = f"{source}, {training_images} of {available} training images drawn with seed {seed}"
     return Splits(train, validation, source, test, left_out, is_drawn)

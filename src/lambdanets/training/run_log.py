@@ -119,10 +119,10 @@ class RunLog(Callback):
 
     def _gather(self) -> list[float]:
         """Collect the messages of all ranks; return the sums over ranks. On a GPU, this waits for its steps."""
-        parts = all_gather_lists([(self._sums.tolist(), self.unreadable)])
-        self.unreadable = set().union(*(texts for _, texts in parts))
+        by_rank = all_gather_lists([(self._sums.tolist(), self.unreadable)])
+        self.unreadable = set().union(*(texts for _, texts in by_rank))
         check_unreadable(sorted(self.unreadable), self._task.recipe.max_unreadable)
-        return [sum(column) for column in zip(*(sums for sums, _ in parts), strict=True)]
+        return [sum(column) for column in zip(*(sums for sums, _ in by_rank), strict=True)]
 
     def _add_training_row(self, trainer: Trainer, module: TrainingModule) -> None:
         module.check_finite()
