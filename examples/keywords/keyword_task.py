@@ -1,10 +1,10 @@
 """Keyword spotting: a task of one's own, with 1-D lambda layers. Recipe, network, evaluation, and the task itself."""
 
 import wave
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import lambdanets as ln
 from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.images import UnreadableImage
-from lambdanets.inference.evaluator import Evaluation, Evaluator
+from lambdanets.inference.evaluation import Evaluation
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.records import Fraction, record
@@ -75,44 +75,10 @@ def load(recordings: Recordings, index: int, noise: float = 0.0) -> tuple[Tensor
     return noisy, torch.tensor(label)
 
 
-@dataclass(frozen=True)
-class KeywordEvaluation(Evaluation):
-    """The share of the recordings whose keyword was recognized."""
-
-    accuracy: float
-    num_recordings: int
-    unreadable: list[str]
-
-    def metrics(self) -> dict[str, float | None]:
-        return {"accuracy": self.accuracy}
-
-    def counts(self) -> str:
-        return f"{self.num_recordings} recordings"
-
-
-class KeywordEvaluator(Evaluator):
-    """Measures (index, whether the keyword is correct) of each recording."""
-
-    def batches(self, **options: Any) -> Batches:
-        return Batches(self.images, load, **options)
-
-    def measure(self, batch: Batch) -> list[Any]:
-        if not batch.images:  # none could be read
-            return []
-        logits = self.predictor.outputs(torch.stack(batch.images))
-        correct = logits.argmax(1).cpu() == torch.stack(batch.targets).cpu()
-        return list(zip(batch.indices.tolist(), correct.tolist(), strict=True))
-
-    def score(self, measures: list[Any], unreadable: list[str]) -> KeywordEvaluation:
-        accuracy = sum(correct for _, correct in measures) / len(measures)
-        return KeywordEvaluation(accuracy, len(measures), unreadable)
-
-
 class KeywordSpotter(Predictor):
     """A trained network. `lambdanets.load` and `lambdanets.evaluate` return and evaluate it, once it is registered."""
 
     card_type = KeywordCard
-    evaluator_type = KeywordEvaluator
 
     @staticmethod
     def build(architecture: Any, num_classes: int) -> nn.Module:
@@ -122,9 +88,6 @@ class KeywordSpotter(Predictor):
         """Return the keyword of each recording, float32 (1, length)."""
         logits = self.outputs(torch.stack([*recordings]))
         return [self.classes[index] for index in logits.argmax(1).tolist()]
-
-    def evaluator(self) -> KeywordEvaluator:
-        return KeywordEvaluator(self, Recordings(100, seed=1), "synthetic tones")
 
     @staticmethod
     def accepts(name: str) -> bool:
@@ -139,6 +102,31 @@ class KeywordSpotter(Predictor):
 
     def write(self, prediction: str, image: Any, number: int, stem: Path, options: Any) -> dict[str, Any]:
         return {"keyword": prediction}
+
+    def evaluator(self) -> Self:
+        return replace(self, images=Recordings(100, seed=1), source="synthetic tones")
+
+    def batches(self, **options: Any) -> Batches:
+        return Batches(self.images, load, **options)
+
+    def measure(self, batch: Batch) -> list[Any]:
+        """Return (index, whether the keyword is correct) of each recording."""
+        if not batch.images:  # none could be read
+            return []
+        logits = self.outputs(torch.stack(batch.images))
+        correct = logits.argmax(1).cpu() == torch.stack(batch.targets).cpu()
+        return list(zip(batch.indices.tolist(), correct.tolist(), strict=True))
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> Evaluation:
+        scores = {"accuracy": sum(correct for _, correct in measures) / len(measures)}
+        return Evaluation(
+            scores=scores,
+            metrics=scores,
+            lines=[f"accuracy {scores['accuracy']:.4f}"],
+            counts=f"{len(measures)} recordings",
+            readable=[index for index, _ in measures],
+            unreadable=unreadable,
+        )
 
 
 class KeywordTask(Task):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lambdanets.adoption import adopt, foreign_state_dict
     from lambdanets.inference.classifier import Classifier
     from lambdanets.inference.detector import Detector
-    from lambdanets.inference.evaluator import evaluate
+    from lambdanets.inference.evaluation import evaluate
     from lambdanets.inference.hub import push_to_hub, save_pretrained
     from lambdanets.inference.loading import load
     from lambdanets.inference.segmenter import Segmenter
@@ -74,7 +74,7 @@ _MODULES = {
     "Classifier": ".inference.classifier",
     "Detector": ".inference.detector",
     "Segmenter": ".inference.segmenter",
-    "evaluate": ".inference.evaluator",
+    "evaluate": ".inference.evaluation",
     "export": "lambdanets_lab.export.export",
     "load": ".inference.loading",
     "mask_rcnn": ".models.mask_rcnn",

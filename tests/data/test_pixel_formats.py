@@ -14,7 +14,7 @@ from PIL import Image
 from lambdanets.data.coco.images import open_annotated
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
-from lambdanets.inference.predictor import image_batches
+from lambdanets.inference.predictor import decode_images
 
 NOISE = np.random.default_rng(0)
 GRAY, ALPHA = NOISE.integers(0, 256, (2, 9, 11), np.uint8)
@@ -114,7 +114,7 @@ def write(folder, files):
 
 
 def read_by_python(path, **options):
-    return next(image_batches(path, 1, **options))[0]
+    return next(decode_images(path, **options))
 
 
 def read_by_page(path, **options):
@@ -154,7 +154,7 @@ def test_a_file_gives_the_same_pixels_in_every_way(tmp_path):
 def test_an_array_gives_the_pixels_of_its_file(name):
     content, pixels = READABLE[name]
     array = tifffile.imread(io.BytesIO(content))
-    np.testing.assert_array_equal(np.asarray(next(image_batches(array, 1))[0]), pixels)
+    np.testing.assert_array_equal(np.asarray(next(decode_images(array))), pixels)
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
@@ -197,4 +197,4 @@ def test_an_open_image_whose_low_bits_pillow_drops_is_refused(tmp_path):
     path = tmp_path / "deep.tif"
     path.write_bytes(tiff(deep(RGB), "rgb"))
     with Image.open(path) as image, pytest.raises(UnreadableImage, match="pass the path of the file"):
-        next(image_batches(image, 1))
+        next(decode_images(image))

@@ -38,7 +38,7 @@ def test_task_of_a_recipe_file_trains_resumes_and_evaluates(recipe, tmp_path, mo
     spotter = ln.load(tmp_path / "run")
     unreadable = spotter.evaluator().batches(batch_size=1).collate([Sample(None, 0, "recording 0: damaged", 1)])
     assert spotter.evaluator().measure(unreadable) == []
-    assert ln.evaluate(spotter).accuracy == result["accuracy"]
+    assert ln.evaluate(spotter).scores["accuracy"] == result["accuracy"]
     assert spotter.infer([spotter.evaluator().images.load(3)[0]])[0] in spotter.classes
 
 

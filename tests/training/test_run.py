@@ -11,7 +11,7 @@ from commands import contents
 from convergence import train_until
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.evaluator import evaluate
+from lambdanets.inference.evaluation import evaluate
 from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
 from lambdanets.records import write_json

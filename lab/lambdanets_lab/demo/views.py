@@ -81,7 +81,7 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
     rows = measure_objects(image, labels, visible)
     names = sorted({row["class"] for row in rows})
     counts = [(name, sum(row["class"] == name for row in rows)) for name in names] if len(names) > 1 else []
-    drawn = overlay(image, visible)
+    drawn = overlay(image, labels, visible)
     label_name, image_format = ("labels.png", "PNG") if labels.dtype == np.uint16 else ("labels.tif", "TIFF")
     table = [COLUMNS, *([name, *(row[column] for column in COLUMNS[1:])] for row in rows)]
     files = {

@@ -1,7 +1,7 @@
 """Data for int8 quantization of classifiers: calibration images, and validation images to measure accuracy."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from lambdanets.data.datasets import remap_labels
 from lambdanets.data.labeled_images import LabeledImages, SelectedImages
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import ClassificationEvaluator, Classifier, open_splits_of
+from lambdanets.inference.classifier import Classifier, open_splits_of
 from lambdanets_lab.export.runtimes import Run
 
 MAX_CALIBRATION_IMAGES = 300
@@ -58,7 +58,7 @@ class Int8Data:
 
     def _batches(self, images: LabeledImages) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield images padded to the batch size, and labels without the padding."""
-        with ClassificationEvaluator(self.classifier, images).batches(batch_size=self.batch_size) as batches:
+        with replace(self.classifier, images=images).batches(batch_size=self.batch_size) as batches:
             for batch in batches:
                 if count := len(batch.targets):
                     padding = batch.images[:1].expand(self.batch_size - count, -1, -1, -1)

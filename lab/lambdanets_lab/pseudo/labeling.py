@@ -12,7 +12,7 @@ import numpy as np
 from lambdanets.data.images import check_unreadable
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import ClassificationEvaluator, Classifier
+from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load
 from lambdanets.models.weights import find_weights
 from lambdanets.progress import track
@@ -88,8 +88,7 @@ def label_shards(
                 # a shard whose images were all unreadable has no images
                 batches: AbstractContextManager[Any] = nullcontext(())
                 if len(shard):
-                    evaluator = ClassificationEvaluator(classifier, shard)
-                    batches = evaluator.batches(batch_size=batch_size, workers=workers)
+                    batches = replace(classifier, images=shard).batches(batch_size=batch_size, workers=workers)
                 with batches as loader:
                     tracked = track(loader, f"labeling {name}", len(loader), "batches")
                     positions, classes, probabilities, skipped = _label(classifier, tracked, labels.top_k)

@@ -13,7 +13,7 @@ from lambdanets.work import WorkFolder
 class Adopt:
     """Replace the lambda layers of a timm model, and save it.
 
-    Outputs are compared: of each layer in float64, and of the saved network with the layers of timm and with ours.
+    Outputs are compared: of each layer in float64, with that of timm, and of the network with the saved one.
     """
 
     source: Annotated[str, POSITIONAL]

@@ -57,8 +57,8 @@ def main(arguments: list[str]) -> int:
     with folder.open() if folder is not None else contextlib.nullcontext():
         evaluation = evaluator.evaluate(options.batch_size, options.workers)
         report_unreadable(evaluation.unreadable)
-        echo(evaluation.counts(), *evaluation.lines())
+        echo(evaluation.counts, *evaluation.lines)
         if options.out is not None:
-            evaluator.write(evaluation, options.out)
+            evaluator.write_evaluation(evaluation, options.out)
             echo(f"scores and figures: {options.out}")
     return 0

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from lambdanets.data.batches import Batch
 from lambdanets.data.datasets import Splits, open_evaluation_images, open_splits, remap_labels
 from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.errors import InputError
-from lambdanets.inference.evaluator import Evaluation, Evaluator
+from lambdanets.inference.evaluation import Evaluation
 from lambdanets.inference.figures import draw_predictions, write_confusion
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.predictor import Predictor
@@ -55,17 +55,14 @@ class Prediction:
         return f"Prediction({', '.join(f'{name} {probability:.3f}' for name, probability in self.top(3))})"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ClassificationEvaluation(Evaluation):
     """Predictions of a classifier for the n readable images of a labeled dataset, in order."""
 
     classes: tuple[str, ...]
-    indices: np.ndarray  # (n,), of the images in the dataset
     labels: np.ndarray  # (n,), class indices
     predicted: np.ndarray  # (n,), class indices
     confidence: np.ndarray  # (n,), probability of the predicted class
-    loss: float  # mean cross entropy
-    unreadable: list[str]
 
     @property
     def top1(self) -> float:
@@ -86,64 +83,19 @@ class ClassificationEvaluation(Evaluation):
         counts = zip(self.classes, matrix.diagonal().tolist(), matrix.sum(1).tolist(), strict=True)
         return {name: correct / images if images else None for name, correct, images in counts}
 
-    def metrics(self) -> dict[str, float | None]:
-        return {"loss": self.loss, "top1": self.top1}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"top1": round(self.top1, 6), "validation_images": len(self.labels)}
-
     def summary(self) -> str:
-        return f"val loss {self.loss:.3f}  top-1 {self.top1:.4f}"
-
-    def lines(self) -> list[str]:
-        return [f"top-1 {self.top1:.4f}"]
-
-    def counts(self) -> str:
-        return f"{len(self.labels)} images, {int((self.labels == self.predicted).sum())} correct"
-
-
-class ClassificationEvaluator(Evaluator):
-    """Measures (index, label, predicted class, its probability, cross entropy) of each image."""
-
-    predictor: "Classifier"
-    images: LabeledImages
-
-    def batches(self, **options: Any) -> ImageBatches:
-        return ImageBatches(self.images, self.predictor.card.preprocessing.transform(), **options)
-
-    def measure(self, batch: Batch) -> list[Any]:
-        if not len(batch.targets):
-            return []
-        logits, labels = self.predictor.logits(batch.images), batch.targets.cpu()
-        confidence, predicted = logits.softmax(dim=1).max(dim=1)
-        losses = F.cross_entropy(logits, labels, reduction="none")
-        columns = (batch.indices, labels, predicted, confidence, losses)
-        return list(zip(*(column.tolist() for column in columns), strict=True))
-
-    def score(self, measures: list[Any], unreadable: list[str]) -> ClassificationEvaluation:
-        indices, labels, predicted, confidence, losses = map(np.array, zip(*measures, strict=True))
-        classes, confidence, loss = self.predictor.classes, confidence.astype(np.float32), float(losses.mean())
-        return ClassificationEvaluation(classes, indices, labels, predicted, confidence, loss, unreadable)
-
-    def write(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Write confusion_matrix.csv and confusion_matrix.png, too."""
-        write_confusion(evaluation, folder)
-        super().write(evaluation, folder)
-
-    def draw(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Draw predictions.png."""
-        draw_predictions(evaluation, self.images, folder)
+        return f"val loss {self.metrics['loss']:.3f}  top-1 {self.top1:.4f}"
 
 
 class Classifier(Predictor):
     """A trained classifier, which `lambdanets.load` returns. Its predictions are `Prediction`."""
 
     card_type = ClassifierCard
-    evaluator_type = ClassificationEvaluator
     command_options: ClassVar[Mapping[str, Any]] = {"top": 3}
     default_batch_size = 32
 
     card: ClassifierCard
+    images: LabeledImages
 
     @staticmethod
     def build(architecture: Any, num_classes: int) -> nn.Module:
@@ -171,7 +123,7 @@ class Classifier(Predictor):
             raise InputError(f"the outputs of {self.card.model} must be finite, got NaN: its weights are damaged")
         return logits
 
-    def evaluator(self, data: str | None = None, *, data_root: str | None = None) -> ClassificationEvaluator:
+    def evaluator(self, data: str | None = None, *, data_root: str | None = None) -> Self:
         """Return the evaluator on a dataset with the same classes: its validation split, or all images if it has none.
 
         data: by default the dataset on which the classifier was trained.
@@ -184,7 +136,46 @@ class Classifier(Predictor):
             images, source, left_out = splits.validation, splits.source, splits.left_out
         else:
             images, source, left_out = open_evaluation_images(data, data_root)
-        return ClassificationEvaluator(self, remap_labels(images, self.classes), source, left_out)
+        return replace(self, images=remap_labels(images, self.classes), source=source, left_out=left_out)
+
+    def batches(self, **options: Any) -> ImageBatches:
+        return ImageBatches(self.images, self.card.preprocessing.transform(), **options)
+
+    def measure(self, batch: Batch) -> list[Any]:
+        """Return (index, label, predicted class, its probability, cross entropy) of each image."""
+        if not len(batch.targets):
+            return []
+        logits, labels = self.logits(batch.images), batch.targets.cpu()
+        confidence, predicted = logits.softmax(dim=1).max(dim=1)
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        columns = (batch.indices, labels, predicted, confidence, losses)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> ClassificationEvaluation:
+        indices, labels, predicted, confidence, losses = map(np.array, zip(*measures, strict=True))
+        correct = labels == predicted
+        top1 = float(correct.mean())
+        return ClassificationEvaluation(
+            scores={"top1": round(top1, 6), "validation_images": len(labels)},
+            metrics={"loss": float(losses.mean()), "top1": top1},
+            lines=[f"top-1 {top1:.4f}"],
+            counts=f"{len(labels)} images, {int(correct.sum())} correct",
+            readable=indices.tolist(),
+            unreadable=unreadable,
+            classes=self.classes,
+            labels=labels,
+            predicted=predicted,
+            confidence=confidence.astype(np.float32),
+        )
+
+    def write_evaluation(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
+        """Write confusion_matrix.csv and confusion_matrix.png, too."""
+        write_confusion(evaluation, folder)
+        super().write_evaluation(evaluation, folder)
+
+    def draw(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
+        """Draw predictions.png."""
+        draw_predictions(evaluation, self.images, folder)
 
     def write(
         self, prediction: Prediction, image: Image, number: int, stem: Path, options: Mapping[str, Any]

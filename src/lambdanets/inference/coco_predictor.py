@@ -3,9 +3,9 @@
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -18,63 +18,15 @@ from lambdanets.data.coco.images import AnnotatedImages, image_to_tensor, load_i
 from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
-from lambdanets.inference.coco_scores import Result, Scores
-from lambdanets.inference.evaluator import Evaluation, Evaluator
+from lambdanets.inference.evaluation import Evaluation
 from lambdanets.inference.figures import draw_pairs
 from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.predictor import Predictor
-from lambdanets.inference.segmentation_scores import SegmentationScores
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.records import TileSize, check
 from lambdanets.terminal import echo
 
 MAX_DRAWN = 8  # images in predictions.png
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class CocoEvaluation(Evaluation):
-    """Scores of a detector, or of a segmenter, on the readable images of an annotated set.
-
-    readable: indices of the images. results: all detections, as COCO results; None for a segmenter.
-    """
-
-    scores: Scores | SegmentationScores
-    readable: list[int]
-    unreadable: list[str]
-    results: list[Result] | None = None
-
-    def metrics(self) -> dict[str, float | None]:
-        return self.scores.means()
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**self.scores.to_dict(), "images": len(self.readable)}
-
-    def lines(self) -> list[str]:
-        return self.scores.lines()
-
-    def counts(self) -> str:
-        images = f"{len(self.readable)} images"
-        return images if self.results is None else f"{images}, {len(self.results)} detections"
-
-
-class CocoEvaluator(Evaluator):
-    """Base of the evaluators of `Detector` and `Segmenter`."""
-
-    images: AnnotatedImages
-
-    def batches(self, **options: Any) -> Batches:
-        return Batches(self.images, load_image, **options)
-
-    @torch.compiler.set_stance("force_eager")  # images differ in size
-    def draw(self, evaluation: Any, folder: Path) -> None:
-        """Draw evenly spaced images with their annotations, and with their predictions, in predictions.png."""
-        readable = evaluation.readable
-        positions = np.linspace(0, len(readable) - 1, min(len(readable), MAX_DRAWN)).astype(int)
-        draw_pairs([self.render(*self.images.load(readable[position])) for position in positions], folder)
-
-    @abstractmethod
-    def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
-        """Return drawings of the annotations of an image, and of its prediction."""
 
 
 class CocoPredictor(Predictor):
@@ -83,6 +35,7 @@ class CocoPredictor(Predictor):
     command_options: ClassVar[Mapping[str, Any]] = {"figures": True, "tile_size": None}
 
     card: CocoCard
+    images: AnnotatedImages
 
     @property
     def categories(self) -> tuple[Category, ...]:
@@ -109,7 +62,7 @@ class CocoPredictor(Predictor):
     def infer_tiles(self, image: Image, tile_size: int, batch_size: int) -> Any:
         """Predict on overlapping tiles of an image, of which `batch_size` share a forward pass."""
 
-    def evaluator(self, data: str | None = None, *, images: str | None = None) -> Evaluator:
+    def evaluator(self, data: str | None = None, *, images: str | None = None) -> Self:
         """Return the evaluator on the validation data of the training, or on other data with the same categories.
 
         data: COCO instances file. images: folder or tar of its images, which are read as in the model card.
@@ -122,7 +75,21 @@ class CocoPredictor(Predictor):
         annotated = open_validation(recipe, self.categories)
         echo(*(f"{name}: {line}" for line in annotated.problems.lines()), file=sys.stderr)
         annotated = replace(annotated, stretch=self.card.stretch)
-        return self.evaluator_type(self, annotated, left_out=annotated.problems.left_out)
+        return replace(self, images=annotated, left_out=annotated.problems.left_out)
+
+    def batches(self, **options: Any) -> Batches:
+        return Batches(self.images, load_image, **options)
+
+    @torch.compiler.set_stance("force_eager")  # images differ in size
+    def draw(self, evaluation: Evaluation, folder: Path) -> None:
+        """Draw evenly spaced images with their annotations, and with their predictions, in predictions.png."""
+        readable = evaluation.readable
+        positions = np.linspace(0, len(readable) - 1, min(len(readable), MAX_DRAWN)).astype(int)
+        draw_pairs([self.render(*self.images.load(readable[position])) for position in positions], folder)
+
+    @abstractmethod
+    def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
+        """Return drawings of the annotations of an image, and of its prediction."""
 
 
 def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...]) -> AnnotatedImages:

@@ -1,7 +1,6 @@
 """Detections in COCO's results format, and their average precision (AP), computed by faster-coco-eval."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,13 +8,11 @@ from torchvision.ops import box_convert
 
 from lambdanets.data.coco.segmentations import CroppedMask, compress
 from lambdanets.inference.detections import Detections
-from lambdanets.inference.evaluator import format_score
 
-IOU_TYPES = ("bbox", "segm")
 # Columns of metrics.csv: COCO's iouType and metric.
-METRICS = {f"{kind}_{name}": (kind, name) for kind in IOU_TYPES for name in ("AP", "AP50")}
-# Parts of `Scores.precision`: AP is the mean over the IoU thresholds 0.5, 0.55 ... 0.95. Area ranges: all, small (below
-# 32 x 32 pixels), medium (up to 96 x 96) and large.
+METRICS = {f"{kind}_{name}": (kind, name) for kind in ("bbox", "segm") for name in ("AP", "AP50")}
+# Parts of the precision (10 IoUs, 101 recalls, categories, 4 area ranges): AP is the mean over the IoU thresholds 0.5,
+# 0.55 ... 0.95. Area ranges: all, small (below 32 x 32 pixels), medium (up to 96 x 96) and large.
 _PARTS = {
     "AP": np.s_[..., 0],
     "AP50": np.s_[:1, ..., 0],
@@ -60,54 +57,21 @@ def _encode_mask(mask: CroppedMask, size: tuple[int, int]) -> dict[str, Any]:
     return {"size": list(size), "counts": compress(counts, *size)}
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """Precision of detections at each IoU threshold and recall, as in COCO.
-
-    categories: names in order of their ids.
-    precision: for "bbox" and "segm", an array (10 IoUs, 101 recalls, categories, 4 area ranges); -1 if a category has
-        no objects in an area range.
-    """
-
-    categories: tuple[str, ...]
-    precision: Mapping[str, np.ndarray]
-
-    def summary(self) -> dict[str, dict[str, float | None]]:
-        """Return AP, AP50, AP75, APs, APm and APl in [0, 1] for "bbox" and "segm"; None without objects of a size."""
-        return {
-            iou_type: {name: _mean(precision[part]) for name, part in _PARTS.items()}
-            for iou_type, precision in self.precision.items()
-        }
-
-    def means(self) -> dict[str, float | None]:
-        """The scores in metrics.csv."""
-        summary = self.summary()
-        return {name: summary[kind][metric] for name, (kind, metric) in METRICS.items()}
-
-    def lines(self) -> list[str]:
-        """The summary as text, a line for boxes and one for masks."""
-        shown = [[f"{name} {format_score(x)}" for name, x in scores.items()] for scores in self.summary().values()]
-        return ["  ".join([label, *scores]) for label, scores in zip(("boxes", "masks"), shown, strict=True)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the summary, and the AP by category name, None for those without objects; for JSON."""
-        by_category = {
-            iou_type: {name: _mean(precision[:, :, k, 0]) for k, name in enumerate(self.categories)}
-            for iou_type, precision in self.precision.items()
-        }
-        return {**self.summary(), "AP_by_category": by_category}
-
-
 def _mean(precision: np.ndarray) -> float | None:
+    """Return the mean, without the -1 of categories that have no objects of a size."""
     valid = precision[precision > -1]
     return float(valid.mean()) if valid.size else None
 
 
-def evaluate_results(truth: Mapping[str, Any], results: Sequence[Result], *, max_detections: int = 100) -> Scores:
-    """Compute the precision of COCO results.
+def evaluate_results(
+    truth: Mapping[str, Any], results: Sequence[Result], *, max_detections: int = 100
+) -> dict[str, Any]:
+    """Compute the average precision of COCO results, as it is in scores.json.
 
-    truth: images, annotations and categories of a COCO instances file. Crowd regions are not objects, and detections
-        in them are ignored.
+    Returns AP, AP50, AP75, APs, APm and APl in [0, 1] for "bbox" and "segm", and in "AP_by_category" the AP of each
+    category by its name. None stands for categories and sizes without objects.
+
+    truth: from `Annotations.to_coco`. Crowd regions are not objects, and detections in them are ignored.
     results: from `coco_results`. Detections with equal scores in an image are ranked in this order.
     max_detections: maximum number of detections per image and category. Those with the highest scores are used.
 
@@ -115,22 +79,24 @@ def evaluate_results(truth: Mapping[str, Any], results: Sequence[Result], *, max
     """
     from faster_coco_eval import COCO, COCOeval_faster  # predictions do not need it
 
-    categories = sorted(truth["categories"], key=lambda category: category["id"])
-    numbers = {image_id: n for n, image_id in enumerate(sorted(image["id"] for image in truth["images"]), 1)}
+    numbers = {image["id"]: n for n, image in enumerate(truth["images"], 1)}
     images = [image | {"id": numbers[image["id"]]} for image in truth["images"]]
-    dataset = {"images": images, "categories": categories}
 
     def renumber(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return copies, which faster-coco-eval changes, with ids from 1: it supports neither 0 nor negative ones."""
         return [{**entry, "id": n, "image_id": numbers[entry["image_id"]]} for n, entry in enumerate(entries, 1)]
 
-    precision = {}
+    scores: dict[str, Any] = {}
+    by_category: dict[str, Any] = {}
     for iou_type, other in (("bbox", "segmentation"), ("segm", "bbox")):
-        annotated = COCO(dataset | {"annotations": renumber(truth["annotations"])})
+        annotated = COCO({**truth, "images": images, "annotations": renumber(truth["annotations"])})
         detected = [{name: value for name, value in each.items() if name != other} for each in renumber(results)]
         evaluation = COCOeval_faster(annotated, annotated.loadRes(detected), iou_type)
         evaluation.params.maxDets = [max_detections]
         evaluation.evaluate()
         evaluation.accumulate()
-        precision[iou_type] = np.asarray(evaluation.eval["precision"])[..., -1]
-    return Scores(tuple(category["name"] for category in categories), precision)
+        precision = np.asarray(evaluation.eval["precision"])[..., -1]
+        scores[iou_type] = {name: _mean(precision[part]) for name, part in _PARTS.items()}
+        categories = enumerate(truth["categories"])
+        by_category[iou_type] = {category["name"]: _mean(precision[:, :, k, 0]) for k, category in categories}
+    return {**scores, "AP_by_category": by_category}

@@ -1,7 +1,7 @@
 """Trained detectors, and their evaluation on annotated datasets."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,8 +15,8 @@ from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
-from lambdanets.inference.coco_scores import coco_results, evaluate_results
+from lambdanets.inference.coco_predictor import CocoPredictor
+from lambdanets.inference.coco_scores import METRICS, Result, coco_results, evaluate_results
 from lambdanets.inference.detections import (
     COLUMNS,
     MASK_THRESHOLD,
@@ -25,6 +25,7 @@ from lambdanets.inference.detections import (
     make_label_image,
     measure_objects,
 )
+from lambdanets.inference.evaluation import Evaluation, format_score
 from lambdanets.inference.figures import draw_ground_truth, overlay
 from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
 from lambdanets.inference.predictor import save_image
@@ -34,41 +35,17 @@ from lambdanets.records import write_json
 from lambdanets.terminal import csv_table
 
 
-class DetectionEvaluator(CocoEvaluator):
-    """Measures (index, COCO results) of each image. All masks of a batch are in memory."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DetectionEvaluation(Evaluation):
+    """Average precision of a detector. results: all detections, as COCO results."""
 
-    predictor: "Detector"
-
-    def measure(self, batch: Batch) -> list[Any]:
-        detections = self.predictor.infer_tensors(batch.images)
-        annotated, category_ids = self.images.annotations.images, self.predictor.card.category_ids
-        return [
-            (index, coco_results(found, annotated[index].id, category_ids))
-            for index, found in zip(batch.indices.tolist(), detections, strict=True)
-        ]
-
-    def score(self, measures: list[Any], unreadable: list[str]) -> CocoEvaluation:
-        by_index = dict(measures)
-        results = [result for found in by_index.values() for result in found]
-        truth, max_detections = self.images.annotations.to_coco([*by_index]), self.predictor.card.max_detections
-        scores = evaluate_results(truth, results, max_detections=max_detections)
-        return CocoEvaluation(scores, [*by_index], unreadable, results)
-
-    def write(self, evaluation: CocoEvaluation, folder: Path) -> None:
-        """Write results.json, too."""
-        write_json(folder / "results.json", evaluation.results, None)
-        super().write(evaluation, folder)
-
-    def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
-        (found,) = self.predictor.infer([image])
-        return draw_ground_truth(image, annotated, self.predictor.classes), overlay(image, found.above(MIN_SCORE))
+    results: list[Result]
 
 
 class Detector(CocoPredictor):
     """A trained detector, which `lambdanets.load` returns. Its predictions are `Detections`."""
 
     card_type = DetectorCard
-    evaluator_type = DetectionEvaluator
     command_options: ClassVar[Mapping[str, Any]] = {**CocoPredictor.command_options, "score": MIN_SCORE}
     default_out = "detections"
 
@@ -113,12 +90,11 @@ class Detector(CocoPredictor):
             images = [image.crop((columns.start, rows.start, columns.stop, rows.stop)) for rows, columns in batch]
             detected = self.infer_tensors([image_to_tensor(tile) for tile in images])
             for (rows, columns), objects in zip(batch, detected, strict=True):
-                objects = objects.select([index for index, crop in enumerate(objects.crops) if crop.mask.size])
                 tiles += [len(found)] * len(objects)
                 are_cut += [is_cut(crop, rows, columns, size) for crop in objects.crops]
                 boxes = objects.boxes + torch.tensor([columns.start, rows.start, columns.start, rows.start])
                 crops = [CroppedMask(top + rows.start, left + columns.start, mask) for top, left, mask in objects.crops]
-                found.append(dataclasses.replace(objects, boxes=boxes, crops=crops))
+                found.append(replace(objects, boxes=boxes, crops=crops))
         names = ("boxes", "labels", "scores")
         boxes, labels, scores = (torch.cat([getattr(each, name) for each in found]) for name in names)
         crops = [crop for each in found for crop in each.crops]
@@ -136,7 +112,7 @@ class Detector(CocoPredictor):
             "objects": measure_objects(image, labels, visible),
         }
         if options["figures"]:
-            save_image(overlay(image, visible), stem)
+            save_image(overlay(image, labels, visible), stem)
         save_image(fromarray(labels), stem.parent / "labels" / stem.name)
         return row
 
@@ -160,3 +136,40 @@ class Detector(CocoPredictor):
             f"{len(objects)} objects with a score of at least {options['score']:g}, not completely covered by others, "
             f"in {len(images)} images; {len(results)} detections of any score in results.json"
         )
+
+    def measure(self, batch: Batch) -> list[Any]:
+        """Return (index, COCO results) of each image. All masks of a batch are in memory."""
+        detections = self.infer_tensors(batch.images)
+        annotated, category_ids = self.images.annotations.images, self.card.category_ids
+        return [
+            (index, coco_results(found, annotated[index].id, category_ids))
+            for index, found in zip(batch.indices.tolist(), detections, strict=True)
+        ]
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> DetectionEvaluation:
+        by_index = dict(measures)
+        results = [result for found in by_index.values() for result in found]
+        truth, max_detections = self.images.annotations.to_coco([*by_index]), self.card.max_detections
+        scores = evaluate_results(truth, results, max_detections=max_detections)
+        rows = (("boxes", scores["bbox"]), ("masks", scores["segm"]))
+        return DetectionEvaluation(
+            scores={**scores, "images": len(by_index)},
+            metrics={name: scores[kind][metric] for name, (kind, metric) in METRICS.items()},
+            lines=[
+                "  ".join([label, *(f"{name} {format_score(x)}" for name, x in row.items())]) for label, row in rows
+            ],
+            counts=f"{len(by_index)} images, {len(results)} detections",
+            readable=[*by_index],
+            unreadable=unreadable,
+            results=results,
+        )
+
+    def write_evaluation(self, evaluation: DetectionEvaluation, folder: Path) -> None:
+        """Write results.json, too."""
+        write_json(folder / "results.json", evaluation.results, None)
+        super().write_evaluation(evaluation, folder)
+
+    def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
+        (found,) = self.infer([image])
+        truth = draw_ground_truth(image, annotated, self.classes)
+        return truth, overlay(image, *make_label_image(found, MIN_SCORE))

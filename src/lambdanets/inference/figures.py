@@ -18,7 +18,7 @@ from lambdanets.data.coco.images import BACKGROUND, IGNORED
 from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.inference.detections import Detections
+from lambdanets.inference.detections import Detections, make_label_image
 from lambdanets.inference.segmentation_scores import find_boundaries
 from lambdanets.terminal import csv_table, printable
 
@@ -32,18 +32,11 @@ COLUMNS, MAX_SHOWN = 8, 32  # predictions of a classifier
 MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_NAMES = 20, 100  # in a confusion matrix
 WRONG_COLOR, CORRECT_COLOR = "#c2410c", "#15803d"
 
-Color = tuple[int, int, int]
 
-
-def distinct_color(index: int) -> Color:
+def distinct_color(index: int) -> tuple[int, int, int]:
     """Return a color that has a different hue than those of nearby indices."""
     red, green, blue = colorsys.hsv_to_rgb(index * 0.618034 % 1, (0.85, 0.55)[index // 8 % 2], 1)
     return round(255 * red), round(255 * green), round(255 * blue)
-
-
-def class_color(label: int) -> Color:
-    """Return the color of a class in `overlay_classes`. The background has none; ignored pixels are gray."""
-    return (128, 128, 128) if label == IGNORED else distinct_color(label - 1)
 
 
 def brighten(image: Image.Image) -> Image.Image:
@@ -56,71 +49,71 @@ def brighten(image: Image.Image) -> Image.Image:
 
 
 def overlay_classes(image: Image.Image, labels: np.ndarray) -> Image.Image:
-    """Tint the pixels of each class but the background, and draw their outlines. labels: uint8 (H, W)."""
-    pixels = np.asarray(brighten(image.convert("RGB"))).copy()
-    boundary = find_boundaries(labels)
-    for label in np.unique(labels).tolist():
-        if label != BACKGROUND:
-            _paint(pixels, labels == label, boundary, class_color(label), _OPACITY)
-    return Image.fromarray(pixels)
+    """Tint the pixels of each class, and draw their outlines, except those of the background and ignored pixels.
+
+    labels: uint8 (H, W).
+    """
+    known = np.where(labels == IGNORED, BACKGROUND, labels)
+    return Image.fromarray(_tint(image.convert("RGB"), known, find_boundaries(labels)))
 
 
-def _paint(pixels: np.ndarray, inside: np.ndarray, boundary: np.ndarray, color: Color, opacity: float) -> None:
-    """Tint the pixels of a mask in place, and paint those at the boundary."""
-    pixels[inside] = ((1 - opacity) * pixels[inside] + opacity * np.asarray(color)).astype(np.uint8)
-    pixels[inside & boundary] = color
+def _tint(image: Image.Image, labels: np.ndarray, boundaries: np.ndarray, opacity: float = _OPACITY) -> np.ndarray:
+    """Return an image with the color of each label, mixed with its pixels by the opacity, but pure at boundaries.
+
+    The color of label i is `distinct_color(i - 1)`, and pixels with label 0 have none.
+    """
+    from scipy.ndimage import maximum_filter  # slow to import
+
+    pixels, inside = np.asarray(brighten(image)).copy(), labels > 0
+    colors = np.array([distinct_color(index) for index in range(-1, labels.max())])
+    if opacity:
+        pixels[inside] = (1 - opacity) * pixels[inside] + opacity * colors[labels[inside]]
+    width = 1 + 2 * round(max(image.size) / 1000)  # pixels, so that outlines are visible in large images
+    outlines = inside & maximum_filter(boundaries, width)
+    pixels[outlines] = colors[labels[outlines]]
+    return pixels
 
 
 def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: tuple[str, ...]) -> Image.Image:
-    """Draw the annotated objects of an image, without crowd regions."""
-    objects = [obj for obj in annotated.objects if not obj.crowd]
+    """Draw the annotated objects of an image, without crowd regions. Where they overlap, the smallest is shown."""
+    objects = sorted((obj for obj in annotated.objects if not obj.crowd), key=lambda obj: obj.area)
     size = (annotated.height, annotated.width)
     truth = Detections(
         torch.tensor([obj.box for obj in objects]).reshape(-1, 4),
         torch.tensor([obj.category + 1 for obj in objects], dtype=torch.int64),
-        torch.zeros(len(objects)),
+        torch.ones(len(objects)),
         [to_cropped_mask(obj.segmentation, *size) for obj in objects],
         size,
         classes,
     )
-    return overlay(image, truth, with_scores=False)
+    return overlay(image, *make_label_image(truth, 0.0), with_scores=False)
 
 
-def overlay(image: Image.Image, objects: Detections, *, with_scores: bool = True) -> Image.Image:
-    """Draw objects on an image, each in its own color; only outlines if there is one class. Small images are enlarged.
+def overlay(image: Image.Image, labels: np.ndarray, objects: Detections, *, with_scores: bool = True) -> Image.Image:
+    """Draw the label image of objects on an image, each in its own color. Small images are enlarged.
 
-    Objects with higher scores, then with larger areas, are above others.
+    If there are several classes, objects are tinted, and boxes with their names are drawn, the best above others.
+    labels, objects: from `make_label_image`.
     """
     import matplotlib
-    from scipy.ndimage import binary_erosion  # slow to import
 
     has_names = len(objects.classes) > 1
     factor = max(1, math.ceil(MIN_SIDE / max(image.size)))
-    size = (image.width * factor, image.height * factor)
-    pixels = np.asarray(brighten(image.convert("RGB")).resize(size, Image.Resampling.BICUBIC)).copy()
-    corners = np.asarray(objects.boxes, np.float64) * factor
-    areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
-    line_width = max(1, round(max(size) / 400))
-    for index in np.argsort(-areas, kind="stable"):
-        top, left, mask = objects.crops[index]
-        if mask.size:
-            inside = mask.repeat(factor, 0).repeat(factor, 1)
-            window = pixels[top * factor :, left * factor :][: inside.shape[0], : inside.shape[1]]
-            width = line_width if has_names else min(line_width, max(1, min(mask.shape) // 10))
-            boundary = ~binary_erosion(inside, iterations=width)
-            _paint(window, inside, boundary, distinct_color(int(index)), _OPACITY if has_names else 0.0)
+    large = image.convert("RGB").resize((image.width * factor, image.height * factor), Image.Resampling.BICUBIC)
+    labels = labels.repeat(factor, 0).repeat(factor, 1)
+    pixels = _tint(large, labels, find_boundaries(labels, None), _OPACITY if has_names else 0.0)
     if not has_names or not len(objects):
         return Image.fromarray(pixels)
-    names, scores = objects.class_names, objects.scores.tolist()
-    by_score = np.lexsort((areas, scores)).tolist()
+    names, scores, worst_first = objects.class_names, objects.scores.tolist(), range(len(objects))[::-1]
+    corners = (objects.boxes * factor).clip(torch.zeros(4), torch.tensor(large.size * 2) - 1)
     drawn = draw_bounding_boxes(
         torch.from_numpy(pixels).permute(2, 0, 1),
-        torch.from_numpy(np.clip(corners[by_score], 0, [size[0] - 1, size[1] - 1] * 2)),
-        [printable(names[index]) + (f" {scores[index]:.2f}" if with_scores else "") for index in by_score],
-        [distinct_color(index) for index in by_score],
-        width=line_width,
+        corners.flip(0),
+        [printable(names[index]) + (f" {scores[index]:.2f}" if with_scores else "") for index in worst_first],
+        [distinct_color(index) for index in worst_first],
+        width=max(1, round(max(large.size) / 400)),
         font=str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")),  # boxes for characters it lacks
-        font_size=max(13, max(size) // 60),
+        font_size=max(13, max(large.size) // 60),
         fill_labels=True,
     )
     return to_pil_image(drawn)
@@ -160,11 +153,11 @@ def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledIma
     shown = np.lexsort((np.where(is_correct, 1, -1) * predictions.confidence, is_correct))[:MAX_SHOWN]
     num_rows = -(-len(shown) // COLUMNS)
     figure = new_figure(1.5 * COLUMNS, 0.5 + 1.95 * num_rows)
-    figure.suptitle(predictions.counts(), fontsize=13)
+    figure.suptitle(predictions.counts, fontsize=13)
     for number, i in enumerate(shown, 1):
         axis = figure.add_subplot(num_rows, COLUMNS, number)
         axis.set_axis_off()
-        image, _ = images.load(int(predictions.indices[i]))
+        image, _ = images.load(predictions.readable[i])
         prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
         truth = "" if is_correct[i] else f"\nis {classes[predictions.labels[i]]}"
         color = CORRECT_COLOR if is_correct[i] else WRONG_COLOR
@@ -186,7 +179,7 @@ def write_confusion(evaluation: "ClassificationEvaluation", folder: Path) -> Non
     names = [printable(name).replace("$", r"\$") for name in classes]
     shown = ConfusionMatrixDisplay(matrix, display_labels=names)
     shown.plot(ax=axis, include_values=has_counts, cmap="Blues", xticks_rotation="vertical")
-    axis.set_title(evaluation.counts())
+    axis.set_title(evaluation.counts)
     if len(classes) > MAX_CLASSES_WITH_NAMES:
         axis.set(xticks=[], yticks=[])
     save_figure(figure, folder / "confusion_matrix.png")

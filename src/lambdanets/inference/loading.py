@@ -4,12 +4,11 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from timm.data import ImageNetInfo
-from torch import Tensor, nn
+from torch import Tensor
 
 from lambdanets.adoption import adopt, has_foreign_layers
 from lambdanets.device import resolve_device
@@ -59,18 +58,10 @@ def read_source(source: WeightSource) -> tuple[dict[str, Tensor], dict[str, Any]
     A folder in timm's hub format is converted: a network of timm with lambda layers is named "timm/NAME", and its
     tensors are those after `adopt`.
     """
+    tensors, metadata = read_weights(source.file)
     if not source.is_hub_format:
-        return read_weights(source.file)
-    network, card = load_network(source.file.parent)
-    if has_foreign_layers(network):
-        adopt(network)
-        card["model"] = f"{ADOPTED_PREFIX}{card['model']}"
-    return network.state_dict(), {"lambdanets": json.dumps(card)}
-
-
-def load_network(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """Build the network of a folder in timm's hub format and load its weights. Also returns its model card."""
-    tensors, metadata = read_weights(find_weights(folder).file)
+        return tensors, metadata
+    folder = source.file.parent
     config, name, options = read_hub_config(folder)
     options = {**options, "num_classes": config.get("num_classes")}
     network = build_with_weights(lambda: create_model(name, **options), tensors, str(folder))
@@ -79,7 +70,10 @@ def load_network(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
         card = {**(json.loads(own_card) if own_card else card_from_config(config, name, options)), "model": name}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error
-    return network, card
+    if has_foreign_layers(network):
+        adopt(network)
+        card["model"] = f"{ADOPTED_PREFIX}{name}"
+    return network.state_dict(), {"lambdanets": json.dumps(card)}
 
 
 def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:

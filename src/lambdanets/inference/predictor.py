@@ -5,7 +5,8 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -18,6 +19,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_pil_image
 
+from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.pixels import convert_image, rotate
@@ -25,11 +27,12 @@ from lambdanets.device import resolve_device
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open, atomic_write
 from lambdanets.inference.model_card import ModelCard
-from lambdanets.records import check
+from lambdanets.progress import track
+from lambdanets.records import check, write_json
 from lambdanets.work import encode_line
 
 if TYPE_CHECKING:
-    from lambdanets.inference.evaluator import Evaluator
+    from lambdanets.inference.evaluation import Evaluation
 
 ImageInput = str | os.PathLike[str] | Image | np.ndarray | Tensor
 ImageInputs = ImageInput | Iterable[ImageInput]
@@ -38,10 +41,13 @@ _INPUT_TYPES = (str, os.PathLike, Image, np.ndarray, Tensor)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predictor(ABC):
-    """A trained model with its model card, on any device, in any dtype: a `Classifier`, `Detector` or `Segmenter`."""
+    """A trained model with its model card, on any device, in any dtype: a `Classifier`, `Detector` or `Segmenter`.
+
+    images: a labeled set, for an evaluation; see `evaluator`. source: its description. left_out: number of files or
+    annotations that are not used, by reason.
+    """
 
     card_type: ClassVar[type[ModelCard]]
-    evaluator_type: "ClassVar[type[Evaluator]]"
     default_batch_size: ClassVar[int] = 1  # of `predict`
     # The options of `lambdanets predict` for some tasks that this one has, with their default values.
     command_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
@@ -49,6 +55,9 @@ class Predictor(ABC):
 
     model: Any
     card: Any
+    images: Any = None
+    source: str = ""
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.card.model}, {len(self.classes)} classes)"
@@ -107,11 +116,12 @@ class Predictor(ABC):
         if device is not None:
             self.to(device)
         batch_size = self.default_batch_size if batch_size is None else batch_size
-        return [
-            prediction
-            for batch in image_batches(images, batch_size, channel=channel, stretch=self.card.stretch)
-            for prediction in self.infer(batch, batch_size=batch_size, **options)
-        ]
+        check("batch_size", batch_size, PositiveInt)
+        decoded = decode_images(images, channel=channel, stretch=self.card.stretch)
+        predictions: list[Any] = []
+        while batch := list(islice(decoded, batch_size)):
+            predictions += self.infer(batch, batch_size=batch_size, **options)
+        return predictions
 
     def predict_files(
         self,
@@ -127,15 +137,18 @@ class Predictor(ABC):
 
         channel, stretch: as in `read_image`. options: as in `predict`.
         """
-        for start in range(0, len(paths), batch_size):
-            images: list[tuple[Path, Any]] = []
-            for path in paths[start : start + batch_size]:
+
+        def read() -> Iterator[tuple[Path, Any]]:
+            for path in paths:
                 try:
-                    images.append((path, self.read(path, channel=channel, stretch=stretch)))
+                    yield path, self.read(path, channel=channel, stretch=stretch)
                 except UnreadableImage as error:
                     unreadable.append(str(error))
-            predictions = self.infer([image for _, image in images], batch_size=batch_size, **options) if images else []
-            yield from ((*image, prediction) for image, prediction in zip(images, predictions, strict=True))
+
+        images = read()
+        while batch := list(islice(images, batch_size)):
+            predictions = self.infer([image for _, image in batch], batch_size=batch_size, **options)
+            yield from ((*image, prediction) for image, prediction in zip(batch, predictions, strict=True))
 
     @staticmethod
     def read(path: Path, **options: Any) -> Any:
@@ -147,13 +160,6 @@ class Predictor(ABC):
         """Return one prediction for each image of a batch, of mode "L" or "RGB".
 
         A task declares batch_size, of its tiles, and the options that it has.
-        """
-
-    @abstractmethod
-    def evaluator(self, *args: Any, **options: Any) -> "Evaluator":
-        """Return the evaluator on labeled data, by default the validation data of the training run.
-
-        A task declares the parameters that it has; those that `lambdanets evaluate` has are its options there.
         """
 
     @abstractmethod
@@ -177,26 +183,63 @@ class Predictor(ABC):
         atomic_write(out, b"".join(map(encode_line, rows)))
         return f"{len(rows)} images"
 
+    @abstractmethod
+    def evaluator(self, *args: Any, **options: Any) -> Self:
+        """Return the predictor with labeled `images`, by default the validation data of the training run.
 
-def image_batches(
-    images: ImageInputs, batch_size: int, *, channel: int | None = None, stretch: bool = False
-) -> Iterator[list[Image]]:
-    """Yield batches of 8-bit images of mode "L" or "RGB", with EXIF orientation applied, when they are requested.
+        A task declares the parameters that it has; those that `lambdanets evaluate` has are its options there.
+        """
+
+    def evaluate(self, batch_size: int | None = None, workers: int = 0) -> "Evaluation":
+        """Return the scores on `images`. Raises InputError if all are unreadable."""
+        measures: list[Any] = []
+        unreadable: list[str] = []
+        with self.batches(batch_size=batch_size or self.default_batch_size, workers=workers) as batches:
+            for batch in track(batches, "evaluating", len(batches), "batches"):
+                unreadable += batch.unreadable
+                measures += self.measure(batch)
+        if not measures:
+            raise InputError(f"none of the {len(self.images)} images could be read; the first: {unreadable[0]}")
+        return self.score(measures, unreadable)
+
+    # Training validates with these three: images are measured in one process or in several; a score takes all measures.
+
+    @abstractmethod
+    def batches(self, **options: Any) -> Batches:
+        """Return the batches of `images`, in order. options: batch_size, workers and batch_slice of `Batches`."""
+
+    @abstractmethod
+    def measure(self, batch: Any) -> list[Any]:
+        """Return a tuple for each readable image of a batch, its index first, that can be pickled."""
+
+    @abstractmethod
+    def score(self, measures: list[Any], unreadable: list[str]) -> "Evaluation":
+        """Return the scores of measures, which are in the order of the images."""
+
+    def draw(self, evaluation: Any, folder: Path) -> None:  # noqa: B027 - a task may have no figures
+        """Draw figures of an evaluation into a folder."""
+
+    def write_evaluation(self, evaluation: Any, folder: Path) -> None:
+        """Write scores.json and figures into a folder."""
+        write_json(folder / "scores.json", evaluation.scores, 2)
+        self.draw(evaluation, folder)
+
+
+def decode_images(images: ImageInputs, *, channel: int | None = None, stretch: bool = False) -> Iterator[Image]:
+    """Yield 8-bit images of mode "L" or "RGB", with EXIF orientation applied, when they are requested.
 
     images: as in `Predictor.predict`. channel, stretch: as in `read_image`, for images of all types.
 
     Raises InputError, and UnreadableImage, also for Pillow images of colors with more than 8 bits: pass their paths.
     """
-    check("batch_size", batch_size, PositiveInt)
     check("channel", channel, NonNegativeInt | None)
     if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
         images = list(images)
     if isinstance(images, Iterable) and not isinstance(images, (*_INPUT_TYPES, bytes, dict)):
-        named = [(f"images[{index}]", image) for index, image in enumerate(images)]
+        for index, image in enumerate(images):
+            yield _decode(f"images[{index}]", image, channel, stretch)
     else:
-        named = [("images", images)]
-    for start in range(0, len(named), batch_size):
-        yield [_decode(name, image, channel, stretch) for name, image in named[start : start + batch_size]]
+        yield _decode("images", images, channel, stretch)
 
 
 def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:

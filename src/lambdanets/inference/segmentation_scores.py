@@ -2,30 +2,37 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from lambdanets.data.coco.images import IGNORED
-from lambdanets.inference.evaluator import format_score
-from lambdanets.terminal import text_table
 
 TOLERANCE = 2.0  # pixels
 SCORES = ("dice", "iou", "boundary_f1")
 
 
-class ImageCounts(NamedTuple):
-    """What the scores of a dataset are computed from."""
-
-    image_index: int
-    confusion: np.ndarray  # number of pixels per target class (rows) and predicted class (columns)
-    boundary_f1: tuple[float | None, ...]  # of each class; None for a class without a boundary
+# Of an image: pixels per class, int64 (3, classes), that are predicted, in the target, and in both; the boundary F1 of
+# each class, None for a class without a boundary.
+ImageCounts = tuple[np.ndarray, tuple[float | None, ...]]
 
 
-@dataclass(frozen=True)
-class SegmentationScores:
-    """Scores per class and their means over the classes without the background, which is the first class.
+def count_image(predicted: np.ndarray, target: np.ndarray, num_classes: int) -> ImageCounts:
+    """Compare a predicted semantic mask with a target, both uint8 (H, W)."""
+    predicted = np.where(target == IGNORED, IGNORED, predicted).astype(np.uint8)
+    known, common = target != IGNORED, target == predicted
+    found = (predicted[known], target[known], target[known & common])
+    counts = np.stack([np.bincount(labels, minlength=num_classes) for labels in found])
+    boundaries = find_boundaries(predicted), find_boundaries(target)
+    scores = (
+        boundary_f1(boundaries[0] & (predicted == number), boundaries[1] & (target == number))
+        for number in range(num_classes)
+    )
+    return counts, tuple(scores)
+
+
+def summarize(counts: Iterable[ImageCounts], classes: Sequence[str]) -> dict[str, Any]:
+    """Return the scores of a dataset as they are in scores.json: of each class, and their means without the background.
 
     With P, T and I the numbers of predicted, target and common pixels of a class, summed over all images:
 
@@ -33,66 +40,33 @@ class SegmentationScores:
 
     boundary_f1 is the mean of `boundary_f1` over the images in which the class has a boundary. Ignored pixels are not
     counted. A score is None for a class that no image has, neither predicted nor in the target; means leave it out.
+    The order of the images does not matter.
+
+    classes: names, first that of the background.
     """
-
-    classes: tuple[str, ...]
-    dice: tuple[float | None, ...]
-    iou: tuple[float | None, ...]
-    boundary_f1: tuple[float | None, ...]
-
-    def means(self) -> dict[str, float | None]:
-        """The mean of each score over the classes without the background; None if no class has the score."""
-        return {name: _mean(getattr(self, name)[1:]) for name in SCORES}
-
-    def lines(self) -> list[str]:
-        """A table of the scores of each class, and of the means."""
-        scores = self.to_dict()
-        rows = (*scores["classes"], scores | {"name": "mean without background"})
-        table = [[row["name"], *(format_score(row[score]) for score in SCORES)] for row in rows]
-        return text_table([["class", *SCORES], *table]).splitlines()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Means and scores per class, for JSON."""
-        rows = zip(self.classes, self.dice, self.iou, self.boundary_f1, strict=True)
-        return self.means() | {"classes": [dict(zip(("name", *SCORES), row, strict=True)) for row in rows]}
+    pixels, boundary_f1s = zip(*counts, strict=True)
+    numbers = np.sum(pixels, axis=0).T.tolist()
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "dice": 2 * i / (p + t) if p + t else None,
+            "iou": i / (p + t - i) if p + t else None,
+            "boundary_f1": _mean(f1s),
+        }
+        for name, (p, t, i), *f1s in zip(classes, numbers, *boundary_f1s, strict=True)
+    ]
+    return {score: _mean(row[score] for row in rows[1:]) for score in SCORES} | {"classes": rows}
 
 
-def count_image(image_index: int, predicted: np.ndarray, target: np.ndarray, num_classes: int) -> ImageCounts:
-    """Compare a predicted semantic mask with a target, both uint8 (H, W)."""
-    predicted = np.where(target == IGNORED, IGNORED, predicted).astype(np.uint8)
-    known = target != IGNORED
-    pairs = target[known].astype(np.int64) * num_classes + predicted[known]
-    confusion = np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
-    boundaries = find_boundaries(predicted), find_boundaries(target)
-    scores = (
-        boundary_f1(boundaries[0] & (predicted == number), boundaries[1] & (target == number))
-        for number in range(num_classes)
-    )
-    return ImageCounts(image_index, confusion, tuple(scores))
-
-
-def summarize(counts: Iterable[ImageCounts], classes: Sequence[str]) -> SegmentationScores:
-    """Return the scores of a dataset, which do not depend on the order of the images."""
-    images = list(counts)
-    confusion = np.sum([image.confusion for image in images], axis=0)
-    numbers = np.stack([confusion.sum(0), confusion.sum(1), confusion.diagonal()], axis=1).tolist()
-    return SegmentationScores(
-        tuple(classes),
-        tuple(2 * i / (p + t) if p + t else None for p, t, i in numbers),
-        tuple(i / (p + t - i) if p + t else None for p, t, i in numbers),
-        tuple(_mean(column) for column in zip(*(image.boundary_f1 for image in images), strict=True)),
-    )
-
-
-def find_boundaries(labels: np.ndarray) -> np.ndarray:
-    """Return the boundary pixels of a semantic mask, bool (H, W): those with a neighbor of another class.
+def find_boundaries(labels: np.ndarray, ignored: int | None = IGNORED) -> np.ndarray:
+    """Return the boundary pixels of a mask or label image, bool (H, W): those with a neighbor of another label.
 
     Neighbors are above, below, left and right. Ignored pixels and the edge of the image make no boundary.
     """
     boundary = np.zeros(labels.shape, bool)
     for first, second in (((slice(-1),), (slice(1, None),)), ((..., slice(-1)), (..., slice(1, None)))):
         pixels, neighbors = labels[first], labels[second]
-        differ = (pixels != neighbors) & (pixels != IGNORED) & (neighbors != IGNORED)
+        differ = (pixels != neighbors) & (pixels != ignored) & (neighbors != ignored)
         boundary[first] |= differ
         boundary[second] |= differ
     return boundary

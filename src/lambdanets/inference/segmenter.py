@@ -14,14 +14,15 @@ from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import image_to_tensor, make_semantic_mask
 from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.inference.coco_predictor import CocoEvaluation, CocoEvaluator, CocoPredictor
+from lambdanets.inference.coco_predictor import CocoPredictor
+from lambdanets.inference.evaluation import Evaluation, format_score
 from lambdanets.inference.figures import overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.predictor import save_image
-from lambdanets.inference.segmentation_scores import count_image, summarize
+from lambdanets.inference.segmentation_scores import SCORES, count_image, summarize
 from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
-from lambdanets.terminal import csv_table
+from lambdanets.terminal import csv_table, text_table
 
 COLUMNS = ("image", "label", "class", "pixels", "fraction")  # of classes.csv
 
@@ -51,35 +52,10 @@ class Segmentation:
         return f"Segmentation({', '.join([f'{height} x {width} pixels', *fractions])})"
 
 
-class SegmentationEvaluator(CocoEvaluator):
-    """Measures the `ImageCounts` of each image. Only images of equal size share a forward pass."""
-
-    predictor: "Segmenter"
-
-    # images differ in size, and --compile would compile the model again for many sizes
-    @torch.compiler.set_stance("force_eager")
-    def measure(self, batch: Batch) -> list[Any]:
-        annotated, count = self.images.annotations.images, len(self.predictor.classes)
-        return [
-            count_image(index, found.labels.numpy(), make_semantic_mask(annotated[index]), count)
-            for index, found in zip(batch.indices.tolist(), self.predictor.infer_tensors(batch.images), strict=True)
-        ]
-
-    def score(self, measures: list[Any], unreadable: list[str]) -> CocoEvaluation:
-        readable = [counts.image_index for counts in measures]
-        return CocoEvaluation(summarize(measures, self.predictor.classes), readable, unreadable)
-
-    def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
-        (predicted,) = self.predictor.infer([image])
-        target = make_semantic_mask(annotated)
-        return overlay_classes(image, target), overlay_classes(image, predicted.labels.numpy())
-
-
 class Segmenter(CocoPredictor):
     """A trained segmenter, which `lambdanets.load` returns. Its predictions are `Segmentation`."""
 
     card_type = SegmenterCard
-    evaluator_type = SegmentationEvaluator
     default_out = "segmentations"
 
     card: SegmenterCard
@@ -136,3 +112,31 @@ class Segmenter(CocoPredictor):
         ]
         atomic_write(out / "classes.csv", encode_utf8(csv_table([COLUMNS, *table])))
         return f"{len(rows)} images"
+
+    # images differ in size, and --compile would compile the model again for many sizes
+    @torch.compiler.set_stance("force_eager")
+    def measure(self, batch: Batch) -> list[Any]:
+        """Return (index, *`ImageCounts`) of each image. Only images of equal size share a forward pass."""
+        annotated, count = self.images.annotations.images, len(self.classes)
+        return [
+            (index, *count_image(found.labels.numpy(), make_semantic_mask(annotated[index]), count))
+            for index, found in zip(batch.indices.tolist(), self.infer_tensors(batch.images), strict=True)
+        ]
+
+    def score(self, measures: list[Any], unreadable: list[str]) -> Evaluation:
+        scores = summarize(((pixels, f1s) for _, pixels, f1s in measures), self.classes)
+        rows = (*scores["classes"], scores | {"name": "mean without background"})
+        table = [[row["name"], *(format_score(row[score]) for score in SCORES)] for row in rows]
+        return Evaluation(
+            scores={**scores, "images": len(measures)},
+            metrics={name: scores[name] for name in SCORES},
+            lines=text_table([["class", *SCORES], *table]).splitlines(),
+            counts=f"{len(measures)} images",
+            readable=[index for index, *_ in measures],
+            unreadable=unreadable,
+        )
+
+    def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
+        (predicted,) = self.infer([image])
+        target = make_semantic_mask(annotated)
+        return overlay_classes(image, target), overlay_classes(image, predicted.labels.numpy())

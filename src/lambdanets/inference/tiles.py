@@ -85,7 +85,7 @@ def is_cut(crop: CroppedMask, rows: slice, columns: slice, size: tuple[int, int]
 
 
 def drop_duplicates(objects: Detections, tiles: Sequence[int], are_cut: Sequence[bool]) -> Detections:
-    """Drop objects that were detected in another tile too. Returns the others in descending order of score.
+    """Drop objects that were detected in another tile too, or have no pixels. Returns the others, the best first.
 
     tiles, are_cut: of each object, its tile and whether a side of the tile cuts it.
     """
@@ -96,9 +96,9 @@ def drop_duplicates(objects: Detections, tiles: Sequence[int], are_cut: Sequence
         owner = np.full(objects.size, -1, np.int32)  # the accepted object that has the pixel
         areas: dict[int, int] = {}
         for index in order:
-            if labels[index] != label:
-                continue
             top, left, mask = objects.crops[index]
+            if labels[index] != label or not mask.size:
+                continue
             window = owner[top : top + mask.shape[0], left : left + mask.shape[1]]
             area = int(mask.sum())
             owners, counts = np.unique(window[mask], return_counts=True)

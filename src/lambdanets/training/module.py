@@ -122,7 +122,7 @@ class TrainingModule(LightningModule):
             return {}, ""
         evaluation = self._evaluator.score(sorted(measures, key=itemgetter(0)), [])
         # None if no readable image has objects
-        metrics = {name: math.nan if x is None else x for name, x in evaluation.metrics().items()}
+        metrics = {name: math.nan if x is None else x for name, x in evaluation.metrics.items()}
         return metrics, evaluation.summary()
 
     def configure_optimizers(self) -> dict[str, Any]:

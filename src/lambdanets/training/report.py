@@ -34,7 +34,7 @@ def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int
     evaluator.draw(evaluation, folder)
     save_weights(folder / WEIGHTS, task.model, task.card().without_paths().to_json())
     draw_curves(log, folder / "curves.png")
-    fields = evaluation.to_dict()
+    fields = dict(evaluation.scores)
     if task.test is not None:
         values = [value for _, value in log.points("val", task.BEST_METRIC)]
         fields[f"held_out_{task.BEST_METRIC}"] = max(values) if task.patience else values[-1]
@@ -53,7 +53,7 @@ def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int
         "micro_batch": recipe.micro_batch,
         "recipe": recipe.identity(),
         "initial_weights": task.initial_weights,
-        "summary": evaluation.lines(),
+        "summary": evaluation.lines,
         "unreadable": sorted(log.unreadable | set(evaluation.unreadable)),
         **fields,
         **task.provenance(),

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.evaluator import Evaluator
 from lambdanets.inference.model_card import ModelCard, make_card
+from lambdanets.inference.predictor import Predictor
 from lambdanets.records import shared_fields
 from lambdanets.registry import predictor_of
 
@@ -103,11 +103,10 @@ class Task(ABC):
         card_type = predictor_of(self.recipe.task).card_type
         return make_card(card_type, self.recipe, **shared_fields(self, card_type))
 
-    def evaluator(self, images: Any) -> Evaluator:
-        """Return the evaluator of the model on `validation` or `test`."""
-        predictor = predictor_of(self.recipe.task)(self.model, self.card())
-        evaluator: Evaluator = predictor.evaluator_type(predictor, images)
-        return evaluator
+    def evaluator(self, images: Any) -> Predictor:
+        """Return the predictor that evaluates the model on `validation` or `test`."""
+        predictor: Predictor = predictor_of(self.recipe.task)(self.model, self.card(), images)
+        return predictor
 
     def provenance(self) -> dict[str, Any]:
         """Return the fields of result.json about the data."""

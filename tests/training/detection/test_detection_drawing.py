@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.inference.detections import Detections
+from lambdanets.inference.detections import Detections, make_label_image
 from lambdanets.inference.figures import overlay, overlay_classes
 
 
@@ -30,7 +30,7 @@ GRAY = Image.new("L", (40, 32), 150)
 
 
 def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
-    drawing = overlay(GRAY, Detections(**objects))
+    drawing = overlay(GRAY, *make_label_image(Detections(**objects), 0.0))
     assert drawing.size == (640, 512)
     values = np.asarray(drawing).astype(int)
     object_1, object_2, background = values[9 * 16, 20 * 16], values[24 * 16, 20 * 16], values[16 * 16, 2 * 16]
@@ -44,16 +44,17 @@ def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
 def test_names_of_any_script_are_drawn_without_a_warning(objects, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        overlay(GRAY, Detections(**objects | {"classes": (name, name)}))
+        overlay(GRAY, *make_label_image(Detections(**objects | {"classes": (name, name)}), 0.0))
 
 
 def test_dim_image_is_bright_in_figures_and_others_are_unchanged():
     dim, bright = (np.full((700, 700), high // 4, np.uint8) for high in (48, 240))
     dim[:50], bright[:50] = 48, 240
+    nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), [], (700, 700), ())
     for pixels in (dim, bright):
         image = Image.fromarray(pixels)
         for figure in (
-            overlay(image, Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0), [], (700, 700), ())),
+            overlay(image, 0 * pixels, nothing),
             overlay_classes(image, 0 * pixels),
         ):
             darkest, brightest = np.unique(np.asarray(figure))

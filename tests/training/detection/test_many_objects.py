@@ -15,7 +15,7 @@ from data.coco import coco_files
 from lambdanets.data.coco.annotations import read_annotations
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.labeled_images import ImageArray
-from lambdanets.inference.detector import DetectionEvaluator, Detector
+from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
 from lambdanets.tasks.detection import augment
@@ -63,11 +63,10 @@ class DetectsTwo(nn.Module):
 @pytest.mark.figures
 def test_memory_of_an_evaluation_of_8000_objects_is_bounded(many_objects, tmp_path):
     peak_before = peak_memory()
-    detector = Detector(DetectsTwo(), make_card(DetectorCard, DIGITS, ("square",), category_ids=(7,)))
-    evaluator = DetectionEvaluator(detector, many_objects)
-    evaluation = evaluator.evaluate()
-    evaluator.draw(evaluation, tmp_path)
-    assert evaluation.scores.summary()["segm"]["AP"] == pytest.approx(1 / 101)
+    detector = Detector(DetectsTwo(), make_card(DetectorCard, DIGITS, ("square",), category_ids=(7,)), many_objects)
+    evaluation = detector.evaluate()
+    detector.draw(evaluation, tmp_path)
+    assert evaluation.scores["segm"]["AP"] == pytest.approx(1 / 101)
     with Image.open(tmp_path / "predictions.png") as sheet:
         ground_truth = np.asarray(sheet)[100:200, 20:740, :3]
     assert (ground_truth.max(2) != ground_truth.min(2)).mean() > 0.5

@@ -8,7 +8,7 @@ from torch import nn
 
 from data.coco.coco_files import annotation, image, write
 from lambdanets.data.order import BatchSlice
-from lambdanets.inference.detector import DetectionEvaluator, Detector
+from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.detection import DetectionTask
 from lambdanets.training.initial_weights import build_model
@@ -48,7 +48,8 @@ def test_overfits_one_image(tmp_path):
         if isinstance(norm, nn.BatchNorm2d):
             norm.momentum = 0.3
     names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
-    detector = Detector(model, make_card(DetectorCard, recipe, names, category_ids=ids))
+    card = make_card(DetectorCard, recipe, names, category_ids=ids)
+    detector = Detector(model, card, task.validation)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     (batch,) = task.training_batches(BatchSlice())
     ap50_history = []
@@ -59,7 +60,7 @@ def test_overfits_one_image(tmp_path):
         optimizer.zero_grad()
         if step % 20 == 0:
             model.eval()
-            summary = DetectionEvaluator(detector, task.validation).evaluate().scores.summary()
+            summary = detector.evaluate().scores
             ap50_history.append([summary[iou_type]["AP50"] for iou_type in ("bbox", "segm")])
             if min(ap50_history[-1]) == 1:
                 return

@@ -7,7 +7,7 @@ from PIL import Image
 
 import lambdanets as ln
 from lambdanets.errors import InputError
-from lambdanets.inference.figures import class_color, overlay_classes
+from lambdanets.inference.figures import distinct_color, overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
 from training.segmentation.tiny_segmentation import CLASSES
 
@@ -57,11 +57,12 @@ def test_overlay_tints_classes_and_leaves_the_background():
     image = Image.new("RGB", (6, 5), (110, 120, 130))
     labels = np.zeros((5, 6), np.uint8)
     labels[1:4, 1:5] = 2
-    labels[0, 0] = 255
     pixels = np.asarray(overlay_classes(image, labels))
     assert pixels.shape == (5, 6, 3)
     assert (pixels[4] == (110, 120, 130)).all()
-    assert tuple(pixels[1, 1]) == class_color(2)  # the outline
-    expected = [int(0.6 * a + 0.4 * b) for a, b in zip((110, 120, 130), class_color(2), strict=True)]
+    assert tuple(pixels[1, 1]) == distinct_color(1)  # the outline
+    expected = [int(0.6 * a + 0.4 * b) for a, b in zip((110, 120, 130), distinct_color(1), strict=True)]
     assert pixels[2, 2].tolist() == expected
-    assert len({class_color(label) for label in range(1, 12)}) == 11
+    assert len({distinct_color(index) for index in range(11)}) == 11
+    labels[labels == 2] = 255  # ignored
+    assert (np.asarray(overlay_classes(image, labels)) == (110, 120, 130)).all()
