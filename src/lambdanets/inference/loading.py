@@ -11,7 +11,7 @@ import torch
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
-from lambdanets.adoption import adopt, has_foreign_layers
+from lambdanets.adoption import adopt, foreign_layers
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import RECIPE
@@ -62,7 +62,7 @@ def read_source(source: WeightSource) -> tuple[dict[str, Tensor], dict[str, Any]
     if not source.is_hub_format:
         return read_weights(source.file)
     network, card = load_network(source.file.parent)
-    if has_foreign_layers(network):
+    if foreign_layers(network):
         adopt(network)
         card["model"] = f"{ADOPTED_PREFIX}{card['model']}"
     return network.state_dict(), {"lambdanets": json.dumps(card)}
