@@ -49,11 +49,10 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from lambdanets import LambdaLayer2d, create_model
-from lambdanets.ops import position_interaction
 from lambdanets.ops.position import fused_check
 from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.fused import KERNELS, Fused
-from lambdanets.ops.position.fused_check import Case, Example, max_relative_error, run_kernel
+from lambdanets.ops.position.fused_check import TOLERANCES, Case, Example, max_relative_error, run_kernel
 from lambdanets.ops.position.position_term import make_problem
 from lambdanets.ops.tables import crop_to_grid
 from lambdanets.provenance import commit, hardware
@@ -168,18 +167,21 @@ def run_self_test(dtype: torch.dtype) -> Row:
 
 def check() -> Measurements:
     """All kernels against float64, at the full size of `layers` first, and whether 10 runs are bit-identical."""
-    reference = partial(position_interaction, algorithm="query_order")  # in float64 on the device
-    layers = [Case(b, HEADS, (side, side), (r or 1,) * 2, QUERY_DEPTH, v, content=True) for side, v, r, b in SHAPES]
+    sides = [2 * side - 1 if scope is None else min(scope, 2 * side - 1) for side, _, scope, _ in SHAPES]
+    layers = [
+        Case(b, HEADS, (side, side), (scope, scope), QUERY_DEPTH, v, content=True)
+        for scope, (side, v, _, b) in zip(sides, SHAPES, strict=True)
+    ]
     cases = [(case, DTYPES[0]) for case in layers] + [(case, dtype) for case in CHECKS for dtype in DTYPES]
     for case, dtype in cases:
-        example = functools.cache(partial(fused_check.make_example, case, dtype, DEVICE, reference, DEVICE))
+        example = functools.cache(partial(fused_check.make_example, case, dtype, DEVICE))
         for kernel in KERNELS:
             yield f"{kernel} {dtype} {case}", partial(check_kernel, kernel, example)
 
 
 def check_kernel(kernel: str, example: Callable[[], Example]) -> Row:
-    error, tolerance = max_relative_error(kernel, example())
     first = run_kernel(kernel, example())
+    error, tolerance = max_relative_error(first, example().exact[kernel]), TOLERANCES[first.dtype]
     same = all(torch.equal(first, run_kernel(kernel, example())) for _ in range(9))
     return {"correct": error <= tolerance, "error": error, "bit_identical": same}
 
@@ -243,7 +245,7 @@ def time_kernel(kernel: str, inputs: Callable[[], tuple[Problem, list[Tensor], T
     if ON_GPU:
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             time_eager(call)
-        events = [event for event in profiler.key_averages() if event.key.startswith(KERNELS[kernel].function)]
+        events = [event for event in profiler.key_averages() if event.key.startswith(KERNELS[kernel])]
         row["kernel_us"] = sum(e.self_device_time_total for e in events) / sum(e.count for e in events)
     return row
 

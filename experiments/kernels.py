@@ -69,7 +69,7 @@ def compile_kernel(configuration: Configuration) -> Any:
 
     from lambdanets.ops.position import fused_kernels
 
-    function = getattr(fused_kernels, KERNELS[configuration.kernel].function)
+    function = getattr(fused_kernels, KERNELS[configuration.kernel])
     constants = kernel_constants(
         configuration.kernel, configuration.tiles, configuration.heads, getattr(torch, configuration.dtype)
     )

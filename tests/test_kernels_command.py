@@ -30,6 +30,6 @@ def test_kernels_prints_every_check_of_a_gpu(reason, capsys, monkeypatch):
     monkeypatch.setattr(fused_check, "check", lambda *arguments: {"grad_values": "", "grad_table": reason})
     assert main(["kernels", "--device", "cuda:0"]) == (1 if reason else 0)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Triton's interpreter, compute capability 9.0, torch ")
+    assert lines[0].startswith("Triton's interpreter, torch ")
     results = ["grad_values is right", f"grad_table {reason or 'is right'}"]
     assert lines[1:] == ["", "torch.bfloat16:", *results, "", "torch.float32:", *results]

@@ -1,6 +1,6 @@
 """Replaces the lambda layers of other packages in a network, and returns their weights."""
 
-from collections import defaultdict
+from collections import Counter
 
 from torch import Tensor, nn
 
@@ -8,7 +8,6 @@ from lambdanets.adoption.families import FAMILIES
 from lambdanets.adoption.layout import Family, Origin, convert, convert_back
 from lambdanets.adoption.trial import check_conversion
 from lambdanets.errors import InputError, one_line
-from lambdanets.layers import LambdaBase
 from lambdanets.layers.initialization import keep_initialization
 from lambdanets.layers.lambda_layer import GridLambdaLayer
 
@@ -26,25 +25,22 @@ def adopt(model: nn.Module) -> dict[str, str]:
     Returns the family of each replaced layer, keyed by the layer's name in the network. Raises ValueError if there are
     no such layers, or if one cannot be replaced, with its name and the reason; the network is then unchanged.
     """
-    modules = model.named_modules(remove_duplicate=False)
-    layers = {name: module for name, module in modules if _families(module)}
+    layers = foreign_layers(model)
     if not layers:
-        num_ours = sum(isinstance(module, LambdaBase) for module in model.modules())
-        already = f"; it already has {num_ours} layers of lambdanets" if num_ours else ""
         names = ", ".join(dict.fromkeys(family.name for family in FAMILIES))
-        got = f"{type(model).__name__} with none{already}"
-        raise InputError(f"model must contain lambda layers of {names}, got a {got}")
+        raise InputError(f"model must contain lambda layers of {names}, got a {type(model).__name__} with none")
     if "" in layers:
         raise InputError(
             f"model must be a network, got a lambda layer, {type(model).__name__}, which cannot be "
             "replaced in place; pass nn.Sequential(layer)"
         )
-    users = _users(model, layers)
+    places = Counter(layers.values())
+    uses = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
     replacements: dict[nn.Module, tuple[str, GridLambdaLayer]] = {}
     for name, layer in layers.items():
         if layer not in replacements:
             try:
-                if shared := [name for name, parameter in layer.named_parameters() if len(users[parameter]) > 1]:
+                if shared := [name for name, parameter in layer.named_parameters() if uses[parameter] > places[layer]]:
                     raise InputError(f"its {shared[0]} is also a parameter of another module")
                 replacements[layer] = _replacement(layer)
             except InputError as error:
@@ -56,14 +52,18 @@ def adopt(model: nn.Module) -> dict[str, str]:
     return {name: replacements[layer][0] for name, layer in layers.items()}
 
 
-def has_foreign_layers(model: nn.Module) -> bool:
-    """Whether a network has lambda layers of other packages."""
-    return any(_families(module) for module in model.modules())
+def foreign_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The lambda layers of other packages in a network, by name."""
+    return {name: module for name, module in model.named_modules(remove_duplicate=False) if _families(module)}
 
 
-def is_adopted(model: nn.Module) -> bool:
-    """Whether a network has layers that `adopt` put there."""
-    return bool(_adopted_layers(model))
+def adopted_layers(model: nn.Module) -> dict[str, GridLambdaLayer]:
+    """The layers that `adopt` put into a network, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, GridLambdaLayer) and isinstance(module.origin, Origin)
+    }
 
 
 def foreign_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def foreign_state_dict(model: nn.Module) -> dict[str, Tensor]:
     by resizing its table.
     """
     foreign: dict[str, dict[str, Tensor]] = {}  # state dicts of the adopted layers, by prefix
-    for name, layer in _adopted_layers(model).items():
+    for name, layer in adopted_layers(model).items():
         prefix = f"{name}." if name else ""
         try:
             foreign[prefix] = {f"{prefix}{key}": tensor for key, tensor in convert_back(layer).items()}
@@ -95,14 +95,6 @@ def _families(module: nn.Module) -> list[Family]:
     return [family for family in FAMILIES if family.recognizes(module)]
 
 
-def _adopted_layers(model: nn.Module) -> dict[str, GridLambdaLayer]:
-    return {
-        name: module
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, GridLambdaLayer) and isinstance(module.origin, Origin)
-    }
-
-
 def _replacement(layer: nn.Module) -> tuple[str, GridLambdaLayer]:
     """The name of the first family whose converted layer gives the same outputs, and that layer.
 
@@ -117,12 +109,3 @@ def _replacement(layer: nn.Module) -> tuple[str, GridLambdaLayer]:
         except Exception as error:  # a modified copy of the family's layer may raise anything
             errors.append(error)
     raise InputError(one_line(errors[0])) from errors[0]
-
-
-def _users(model: nn.Module, layers: dict[str, nn.Module]) -> dict[Tensor, set[nn.Module | None]]:
-    """The layers that have each parameter of a network; None for other modules."""
-    users: dict[Tensor, set[nn.Module | None]] = defaultdict(set)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        prefixes = (layer for layer in layers if name.startswith(f"{layer}."))
-        users[parameter].add(next((layers[prefix] for prefix in prefixes), None))
-    return users

@@ -30,12 +30,13 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets adopt` and return its exit code."""
     options = parse(Adopt, arguments, "adopt")
     WorkFolder(options.out).is_started()  # before PyTorch is imported, which takes seconds
+    from lambdanets.adoption import adopted_layers
     from lambdanets.inference.hub import load_adopted, save_pretrained
 
     adopted: Any = load_adopted(options.source, options.model, pretrained=options.pretrained)
     save_pretrained(adopted, options.out)
-    modules = getattr(adopted, "model", adopted).named_modules()  # of a classifier or a network
-    echo(*(f"{name}: replaced; same outputs" for name, each in modules if getattr(each, "origin", None)))
+    network = getattr(adopted, "model", adopted)  # of a classifier
+    echo(*(f"{name}: replaced; same outputs" for name in adopted_layers(network)))
     commands = "evaluate --data DATA | predict | train --weights"
     echo(f"model folder: {options.out}; load it with lambdanets {commands}, or timm")
     return 0

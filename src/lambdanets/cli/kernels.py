@@ -10,7 +10,7 @@ from lambdanets.terminal import echo
 class Kernels:
     """Show the compiled library for this processor, or check the kernels on a GPU in bfloat16 and float32.
 
-    Each kernel is compiled, and compared with the definition in float64.
+    Each kernel is compiled, and compared with another algorithm in float64.
     """
 
     device: str = "cpu"
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         )
     echo(fused_check.describe(str(device)))
     failed = False
-    for dtype in fused_check.DTYPES:
+    for dtype in fused_check.TOLERANCES:
         reasons = fused_check.check(str(device), dtype)
         echo("", f"{dtype}:", *(f"{name} {reason or 'is right'}" for name, reason in reasons.items()))
         failed |= any(reasons.values())

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from timm.models._hub import generate_readme, save_config_for_hf
 from torch import nn
 
-from lambdanets.adoption import foreign_state_dict, is_adopted
+from lambdanets.adoption import adopted_layers, foreign_state_dict
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.classifier import Classifier
@@ -83,7 +83,7 @@ def save_pretrained(
     if weights_in(folder) and not (folder / CONFIG).is_file():
         raise InputError(f"folder must not be a run folder, got {folder}")
     metadata = {"format": "pt"} if card is None else {"format": "pt", "lambdanets": card.to_json()}
-    tensors = copied(foreign_state_dict(network) if is_adopted(network) else network.state_dict())
+    tensors = copied(foreign_state_dict(network) if adopted_layers(network) else network.state_dict())
     with tempfile.TemporaryDirectory() as temporary:
         saved = Path(temporary)
         try:
@@ -181,7 +181,7 @@ def load_adopted(source: str, model: str | None = None, *, pretrained: bool = Tr
         return create_model(f"{ADOPTED_PREFIX}{name}", pretrained)
     if (found := find_weights(source)).is_hub_format:
         classifier: Any = load(found, device="cpu")
-        if not is_adopted(classifier.model):
+        if not adopted_layers(classifier.model):
             got = f"{classifier.card.model} with none"
             raise InputError(f"{source} must contain lambda layers that adopt knows, got {got}")
         return classifier

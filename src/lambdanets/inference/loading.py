@@ -10,7 +10,7 @@ import torch
 from timm.data import ImageNetInfo
 from torch import Tensor
 
-from lambdanets.adoption import adopt, has_foreign_layers
+from lambdanets.adoption import adopt, foreign_layers
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import RECIPE
@@ -70,7 +70,7 @@ def read_source(source: WeightSource) -> tuple[dict[str, Tensor], dict[str, Any]
         card = {**(json.loads(own_card) if own_card else card_from_config(config, name, options)), "model": name}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error
-    if has_foreign_layers(network):
+    if foreign_layers(network):
         adopt(network)
         card["model"] = f"{ADOPTED_PREFIX}{name}"
     return network.state_dict(), {"lambdanets": json.dumps(card)}

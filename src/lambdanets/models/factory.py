@@ -14,7 +14,7 @@ from timm.models import adapt_input_conv, build_model_with_cfg, model_entrypoint
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
 
-from lambdanets.adoption import adopt, has_foreign_layers
+from lambdanets.adoption import adopt, foreign_layers
 from lambdanets.errors import InputError, nearest_hint, one_line
 from lambdanets.models.weights import (
     CONFIG,
@@ -101,7 +101,7 @@ def create_model(
             raise InputError(f"{name} takes no argument {unknown[1]!r}{suggestion}") from error
         options = f" with {overrides}" if overrides else ""
         raise InputError(f"{name} cannot be built{options}: {one_line(error)}") from error
-    adopts = full_name != name or (":" in name and has_foreign_layers(model))
+    adopts = full_name != name or (":" in name and foreign_layers(model))
     state = model.state_dict()
     weights = match_names(weights, state, str(pretrained))
     if adopts and not state.keys() <= weights.keys():  # weights, if any, are those of the adopted network

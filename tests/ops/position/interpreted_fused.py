@@ -44,7 +44,7 @@ def errors(dtype: torch.dtype, case: Case, large_strides: bool = False) -> dict[
         example = example._replace(factors=factors, grad_output=with_large_strides(example.grad_output))
     error_by_kernel = {}
     for name in KERNELS:
-        result, exact = run_kernel(name, example), example.exact[KERNELS[name].result]
+        result, exact = run_kernel(name, example), example.exact[name]
         assert result.dtype == dtype
         error_by_kernel[name] = ((result.double() - exact).norm() / exact.norm()).item()
     return error_by_kernel

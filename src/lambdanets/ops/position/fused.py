@@ -12,7 +12,7 @@ import importlib.util
 import itertools
 import math
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,16 +46,12 @@ _MAX_HEADS, _MAX_TILE = 16, 64
 _MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
 
 
-class Kernel(NamedTuple):
-    function: str  # in `fused_kernels`
-    result: str  # letter of what it computes, y, or of what it computes the gradient of, q, R or V
-
-
+# Functions in `fused_kernels`; the gradients in the order of the factors.
 KERNELS = {
-    "forward": Kernel("forward_or_grad_queries", "y"),
-    "grad_queries": Kernel("forward_or_grad_queries", "q"),
-    "grad_table": Kernel("grad_table", "R"),
-    "grad_values": Kernel("grad_values", "V"),
+    "forward": "forward_or_grad_queries",
+    "grad_queries": "forward_or_grad_queries",
+    "grad_table": "grad_table",
+    "grad_values": "grad_values",
 }
 
 
@@ -157,24 +153,23 @@ class Fused(Algorithm):
         are added in float32.
         """
         queries, table, values, content = factors
-        problem, result = self._symmetric_2d(len(values), values.dtype), KERNELS[kernel].result
-        output_shape = (*queries.shape[:3], values.shape[2])
-        shape = {"y": output_shape, "q": queries.shape, "R": table.shape, "V": values.shape}[result]
-        slices, total = _launch_slices(problem), None
-        dtype = values.dtype if len(slices) == 1 else torch.float32
+        problem = self._symmetric_2d(len(values), values.dtype)
+        shapes = ((*queries.shape[:3], values.shape[2]), queries.shape, table.shape, values.shape)
+        shape, slices = dict(zip(KERNELS, shapes, strict=True))[kernel], _launch_slices(problem)
+
+        def launch(k: slice, v: slice, u: int, dtype: torch.dtype) -> Tensor:
+            q, c = queries[..., k], content[:, k, v] if content is not None and u == 0 else None
+            a = q if grad_output is None or kernel == "forward" else grad_output[..., v]
+            return self._launch(kernel, problem, dtype, (a, q, table[..., k, u], values[:, :, v, u], c))
+
         with torch.cuda.device_of(values):  # Triton launches on the current device
+            if len(slices) == 1:
+                return launch(*slices[0], values.dtype).reshape(shape).to(values.dtype)
+            total = values.new_zeros(shape, dtype=torch.float32)
             for k, v, u in slices:
-                q, c = queries[..., k], content[:, k, v] if content is not None and u == 0 else None
-                a = q if result == "y" or grad_output is None else grad_output[..., v]
-                operands = a, q, table[..., k, u], values[:, :, v, u], c
-                part = self._launch(kernel, problem, dtype, operands)
-                if len(slices) == 1:
-                    return part.reshape(shape).to(values.dtype)
-                total = part.new_zeros(shape) if total is None else total
-                index: Any = {"y": (..., v), "q": (..., k), "R": (..., k, u), "V": (..., v, u)}[result]
-                view = total[index]
-                view += part.reshape(view.shape)
-        assert total is not None
+                indices = (..., v), (..., k), (..., k, u), (..., v, u)
+                view = total[dict(zip(KERNELS, indices, strict=True))[kernel]]
+                view += launch(k, v, u, torch.float32).reshape(view.shape)
         return total.to(values.dtype)
 
     def _launch(self, kernel: str, problem: Problem, dtype: torch.dtype, operands: tuple[Any, ...]) -> Tensor:
@@ -187,12 +182,10 @@ class Fused(Algorithm):
         from lambdanets.ops.position import fused_kernels  # imports Triton
 
         a, q, r, v, c = operands
-        function, result = KERNELS[kernel]
         (b, h, n, depth), channels = q.shape, v.shape[2]
         tiles = choose_program_sizes(kernel, self.capability, v.dtype.itemsize, b, h, channels)
         constants = kernel_constants(kernel, tiles, h, v.dtype)
-        vec_size = constants["VEC"]
-        if result == "R":
+        if kernel == "grad_table":
             return _launch_table(problem, tiles, constants, a, q, v)
         shape = choose_tile_shape(problem.grid, problem.before, tiles.positions, tiles.step)
         sizes, tile = (*problem.grid, b, channels), (*shape[:2], tiles.examples, tiles.values)
@@ -200,18 +193,18 @@ class Fused(Algorithm):
         # by the size of a tile minus 1 on each side, and from k to K
         padding = (0, K - depth, shape[1] - 1, shape[1] - 1, shape[0] - 1, shape[0] - 1)
         table = F.pad(r.reshape(*problem.scope, depth), padding).contiguous()
-        if result == "V":
+        if kernel == "grad_values":
             inputs, output = [a, q], _empty_aligned(v, (b, n, channels), dtype)
         else:
             constants["CONTENT"] = c is not None
             if c is None:
                 c = v[:, :1]  # kernels need a pointer, which they do not read
-            elif depth % vec_size:
-                c = F.pad(c, (0, 0, 0, -depth % vec_size))  # queries are loaded in vectors
-            width = channels if result == "y" else depth
+            elif depth % constants["VEC"]:
+                c = F.pad(c, (0, 0, 0, -depth % constants["VEC"]))  # queries are loaded in vectors
+            width = channels if kernel == "forward" else depth
             inputs, output = [a, v, c], _empty_aligned(v, (b, n, h, width), dtype).transpose(1, 2)
         arguments = _arguments(problem, table, [*map(_align_rows, inputs), output], channels, depth)
-        getattr(fused_kernels, function)[(programs,)](*arguments, *shape, **constants)
+        getattr(fused_kernels, KERNELS[kernel])[(programs,)](*arguments, *shape, **constants)
         return output
 
     def _symmetric_2d(self, batch: int, dtype: torch.dtype) -> Problem:
@@ -235,10 +228,10 @@ def _launch_table(
     """Compute the gradient of the table (r_1, r_2, k), by partial sums."""
     from lambdanets.ops.position.fused_kernels import grad_table, reduce_grad_table
 
-    depth, inputs = q.shape[3], [*map(_align_rows, (g, q, v))]
+    depth = q.shape[3]
     programs, splits, sizes = choose_table_grid(problem.grid, problem.before, problem.batch, tiles)
     partial = v.new_empty(programs, tiles.positions, tiles.step, K, dtype=torch.float32)
-    arguments = _arguments(problem, partial, inputs, v.shape[2], depth)
+    arguments = _arguments(problem, partial, [*map(_align_rows, (g, q, v))], v.shape[2], depth)
     grad_table[(programs,)](*arguments, *sizes, **constants)
     output = v.new_empty(*problem.scope, depth, dtype=torch.float32)
     arguments = [partial, output, depth, problem.grid[1], problem.before[1], *sizes[:4], splits]
@@ -282,6 +275,6 @@ def kernel_constants(kernel: str, tiles: ProgramSizes, heads: int, dtype: torch.
     constants = dict(zip(names, tiles, strict=True))
     constants["HEADS"] = next_power_of_2(heads) if kernel == "grad_values" else heads
     constants |= {"K": K, "VEC": VECTOR_BYTES // dtype.itemsize, "enable_fp_fusion": True}
-    if KERNELS[kernel].function == "forward_or_grad_queries":
+    if KERNELS[kernel] == "forward_or_grad_queries":
         constants["GRADIENT"] = kernel == "grad_queries"
     return constants
