@@ -69,15 +69,15 @@ else:  # type checkers need literal names here, or none
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'lambdanets' has no attribute {name!r}")
     if name in _PACKAGES:
         return importlib.import_module(f"lambdanets.{name}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'lambdanets' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_PACKAGES, *_MODULES})
 
 
 register_with_timm()

@@ -155,7 +155,7 @@ def find_resumable(folder: Path, task: Task) -> Path | None:
                 if member := archive.testzip():  # torch.load does not verify checksums
                     raise InputError(f"the checksum of {member} in it is wrong")
             saved = parse_recipe(read_card(path, state).recipe, path)
-            fingerprint = state["callbacks"]["KeepLast"]["data"]
+            fingerprint = state["callbacks"][Checkpoints.state_key]["data"]
         except (InputError, KeyError, TypeError, zipfile.BadZipFile) as error:
             damage = damage or f"{path} is damaged: {one_line(error)}; {advice}"
             continue
