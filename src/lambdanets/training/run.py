@@ -158,7 +158,7 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
 
 
 def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> None:
-    recipe, model, best = task.recipe, task.model, folder / "checkpoints" / BEST
+    recipe, model = task.recipe, task.model
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_json(folder / RECIPE, recipe.fields(), 2))
     if world.is_rank_zero:
@@ -173,7 +173,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     timer = Timer()
     log = RunLog(folder, task)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    checkpoints = Checkpoints(best.parent, task, training, log)
+    checkpoints = Checkpoints(folder / "checkpoints", task, training, log)
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [*([ema] if ema else []), log, timer, checkpoints]
     trainer = _make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
@@ -183,6 +183,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)
     if task.patience:
+        best = folder / "checkpoints" / BEST
         load_tensors(model, read_weights(best)[0], str(best))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     seconds = timer.time_elapsed("train")
