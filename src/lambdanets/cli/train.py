@@ -37,13 +37,16 @@ class TrainOptions:
     """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
     quicktest: bool = False
     """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
+    dry_run: bool = False
+    """Check the recipe and its data; print images, steps, micro-batches and milliseconds per step, without training."""
 
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     name, options, recipe = parse_train_command(arguments)
-    if options.resume and options.quicktest:
-        raise InputError("--resume and --quicktest cannot be used together; remove one of them")
+    kinds = [f"--{each.replace('_', '-')}" for each in ("resume", "quicktest", "dry_run") if getattr(options, each)]
+    if len(kinds) > 1:
+        raise InputError(f"{' and '.join(kinds)} cannot be used together; remove one of them")
     default = Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
     with explain_missing_extras(TASKS[recipe.task].extra):
@@ -57,6 +60,11 @@ def main(arguments: list[str]) -> int:
             return distributed.launch(options.devices, ["train", *arguments, *run_option])
         from lambdanets.training import run
 
+        if options.dry_run:
+            lines = run.dry_run(recipe)
+            if world.is_rank_zero:
+                echo(*lines)
+            return 0
         if world.world_size > 1 and folder == default:
             raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
         if options.quicktest:

@@ -1,7 +1,7 @@
 """ImageNet, 90 epochs, ResNet-50 with lambda layers (Sec. F.3; Tables 3 and 12): 78.4% top-1 in the paper.
 
 Batch size 4096: 128 images per device on 32 devices; fewer devices accumulate gradients. The paper does not give the
-training time; the line of progress estimates it. The variants are the patterns of Table 12: one letter for each of the
+training time; estimate it with --dry-run. The variants are the patterns of Table 12: one letter for each of the
 stages c2, c3, c4 and c5, where C means that its blocks use convolutions and L that they use lambda layers.
 imagenet_90_cccc is ResNet-50 (76.9%), imagenet_90_llll is the same as imagenet_90 (78.4%), and imagenet_90_u4 has
 intra-depth 4 and scope 7 (78.9%).

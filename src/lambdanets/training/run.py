@@ -2,9 +2,11 @@
 
 import logging
 import sys
+import timeit
 import warnings
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,16 @@ from lambdanets.terminal import echo
 from lambdanets.training.checkpoints import BEST, AtomicCheckpointIO, Checkpoints, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
-from lambdanets.training.micro_batches import choose_micro_batch
+from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
 from lambdanets.training.report import RESULT, finish, write_findings
 from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 from lambdanets.work import WorkFolder
+
+TIMED_STEPS = 3  # of a dry run
+MAX_IMAGES_ON_CPU = 8  # more do not take less time per image
 
 
 def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
@@ -70,6 +75,38 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
 
 def _read_fields(folder: Path) -> dict[str, Any] | None:
     return read_recipe(folder / RECIPE).fields() if (folder / RECIPE).is_file() else None
+
+
+def dry_run(recipe: TrainingRecipe) -> list[str]:
+    """Describe the data, steps, micro-batches and time of a run, in one line each. Writes no files.
+
+    Without data loading, optimizer and validation, and with the largest images. Raises InputError
+    where training would.
+    """
+    with process_group() as world:
+        task, training, _ = prepare(resolve_recipe(recipe), world)
+        recipe, steps, accumulation = task.recipe, training.steps_per_epoch, training.accumulation_steps
+        images_per_step = sum(recipe.step_sizes(len(task.training)))
+        micro_batch = -(-images_per_step // (world.world_size * accumulation))
+        device = best_device()
+        size = micro_batch if device.type == "cuda" else min(micro_batch, MAX_IMAGES_ON_CPU)
+        trial = Trial(task, device)
+        trial.step(size)  # the first one prepares kernels
+        seconds = timeit.timeit(lambda: trial.step(size), number=TIMED_STEPS) / TIMED_STEPS
+        seconds *= micro_batch * accumulation / size
+        parameters = sum(parameter.numel() for parameter in task.model.parameters())
+        ranks = f" on each of {world.world_size} ranks" if world.world_size > 1 else ""
+        rows = {
+            "data": f"{len(task.training):,} training and {len(task.validation):,} validation images ({task.source})",
+            "model": f"{recipe.model}, {parameters / 1e6:.1f} M parameters",
+            "steps": f"{steps:,} per epoch, {steps * recipe.epochs:,} in {recipe.epochs} epochs; "
+            f"{images_per_step:,} images per step",
+            "memory": f"micro-batches of {micro_batch} images fit, {accumulation} per step{ranks}",
+            "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({device}, {recipe.precision})",
+            "time": f"{timedelta(seconds=round(seconds * steps * recipe.epochs))} without data loading and validation",
+        }
+        described = (describe_classes(task.classes), describe_left_out(task.left_out))
+        return [*described, *(f"{name:<8}{text}" for name, text in rows.items())]
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:

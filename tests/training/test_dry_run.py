@@ -1,0 +1,32 @@
+"""`lambdanets train --dry-run`: data, steps, micro-batches and time of a recipe of any task."""
+
+import re
+
+import pytest
+
+from lambdanets.cli import main
+
+QUICK = {
+    "digits": "--image-size 16",
+    "scattered_digits": "--image-size 32 --sampled-regions 16",
+    "digit_masks": "--image-size 32",
+}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_dry_run_prints_images_steps_and_time_and_writes_nothing(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = "--training-images 50 --epochs 3 --batch-size 20 --micro-batch 8 --dry-run"
+    assert main(["train", name, *QUICK[name].split(), *options.split()]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["classes:"].startswith("10 (0, 1, 2")
+    assert lines["data"].startswith("50 training and ")
+    assert lines["steps"] == "3 per epoch, 9 in 3 epochs; 20 images per step"
+    assert lines["memory"] == "micro-batches of 7 images fit, 3 per step"
+    assert re.match(r"[\d,]+ ms per step with the largest image", lines["speed"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_dry_run_rejects_options_of_a_run(capsys):
+    assert main(["train", "digits", "--dry-run", "--quicktest"]) == 2
+    assert "--quicktest and --dry-run cannot be used together" in capsys.readouterr().err
