@@ -4,7 +4,7 @@ Other packages register theirs as entry points of the group "lambdanets.tasks", 
 """
 
 import dataclasses
-import importlib
+from pkgutil import resolve_name
 from typing import Any
 
 RECIPE_PACKAGES = ("lambdanets.recipes", "lambdanets_lab.recipes")
@@ -62,10 +62,4 @@ def task_entry(task: object) -> TaskEntry | None:
 
 def predictor_of(task: str) -> Any:
     """Return the class of the trained models of a task."""
-    return find(TASKS[task].predictor)
-
-
-def find(name: str) -> Any:
-    """Import "module:name"."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return resolve_name(TASKS[task].predictor)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.data.transforms import center_square, normalize
+from lambdanets.data.transforms import center_square
 from lambdanets.recipes.digits import recipe as DIGITS
-from lambdanets.tasks.classification import make_transform
+from lambdanets.tasks.classification import make_transform, normalize
 
 
 @pytest.mark.parametrize("training", [True, False])

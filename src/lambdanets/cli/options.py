@@ -84,55 +84,41 @@ def options_of_task(options: Any, names: Sequence[str], known: Collection[str], 
 def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[str, tuple[str, Any]]) -> list[str]:
     """Add the fields of a record to the parser. Return the names of positional arguments for the help.
 
-    options: gets the name in messages, and the type, of each field.
+    A group of the help has the fields that a class declares first. options: gets the name in messages, and the type, of
+    each field.
     """
     kind: Any = default if isinstance(default, type) else type(default)
     hints = get_type_hints(kind, include_extras=True)
-    groups, texts = _titles_and_texts(kind)
-    parser_groups = {
-        title: parser if (parser.description or "").startswith(title) else parser.add_argument_group(title)
-        for title in dict.fromkeys(groups.values())
-    }
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     positionals: list[str] = []
-    for field in dataclasses.fields(kind):
-        if field.name in options:
-            continue
-        inner, is_optional, metadata = _unwrap(hints[field.name])
-        value = field.default if isinstance(default, type) else getattr(default, field.name)
-        settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(texts[field.name], value)}
-        is_variadic = get_origin(inner) is dict or (get_origin(inner) is tuple and get_args(inner)[-1] is Ellipsis)
-        if POSITIONAL in metadata:
-            name = field.name.upper()
-            options[field.name] = name, hints[field.name]
-            positionals.append(f"{name}..." if is_variadic else f"[{name}]" if is_optional else name)
-            nargs = "*" if is_variadic else "?" if is_optional else None
-            parser.add_argument(field.name, metavar=name, nargs=nargs, **settings)
-            continue
-        name = f"--{field.name.replace('_', '-')}"
-        options[field.name] = name, hints[field.name]
-        settings["required"] = value is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if inner is bool:
-            settings["action"] = argparse.BooleanOptionalAction
-        elif get_origin(inner) is Literal:
-            settings["metavar"] = f"{{{','.join(map(str, get_args(inner)))}}}"
-        elif is_variadic:
-            settings["nargs"] = "*"
-        elif get_origin(inner) is tuple:
-            settings["nargs"] = len(get_args(inner))
-        parser_groups[groups[field.name]].add_argument(name, dest=field.name, **settings)
-    return positionals
-
-
-def _titles_and_texts(kind: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the group of each field in the help, by the first class that declares it, and its latest text."""
-    groups: dict[str, str] = {}
-    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        for name, field in getattr(base, "__pydantic_fields__", {}).items():
-            if name in inspect.get_annotations(base):
-                groups.setdefault(name, (base.__doc__ or "").partition("\n")[0].rstrip("."))
-                texts[name] = field.description or texts.get(name, "")
-    return groups, texts
+        title = (base.__doc__ or "").partition("\n")[0].rstrip(".")
+        group = parser if (parser.description or "").startswith(title) else parser.add_argument_group(title)
+        for field in (fields[name] for name in inspect.get_annotations(base) if name in fields and name not in options):
+            inner, is_optional, metadata = _unwrap(hints[field.name])
+            value = field.default if isinstance(default, type) else getattr(default, field.name)
+            settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(kind, field.name, value)}
+            is_variadic = get_origin(inner) is dict or (get_origin(inner) is tuple and get_args(inner)[-1] is Ellipsis)
+            if POSITIONAL in metadata:
+                name = field.name.upper()
+                options[field.name] = name, hints[field.name]
+                positionals.append(f"{name}..." if is_variadic else f"[{name}]" if is_optional else name)
+                nargs = "*" if is_variadic else "?" if is_optional else None
+                parser.add_argument(field.name, metavar=name, nargs=nargs, **settings)
+                continue
+            name = f"--{field.name.replace('_', '-')}"
+            options[field.name] = name, hints[field.name]
+            settings["required"] = value is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if inner is bool:
+                settings["action"] = argparse.BooleanOptionalAction
+            elif get_origin(inner) is Literal:
+                settings["metavar"] = f"{{{','.join(map(str, get_args(inner)))}}}"
+            elif is_variadic:
+                settings["nargs"] = "*"
+            elif get_origin(inner) is tuple:
+                settings["nargs"] = len(get_args(inner))
+            group.add_argument(name, dest=field.name, **settings)
+    return positionals
 
 
 def _unwrap(kind: Any) -> tuple[Any, bool, tuple[Any, ...]]:
@@ -147,7 +133,10 @@ def _unwrap(kind: Any) -> tuple[Any, bool, tuple[Any, ...]]:
     return kind, is_optional, metadata
 
 
-def _help(text: str, default: Any) -> str:
+def _help(kind: Any, name: str, default: Any) -> str:
+    """Return the text below a field, or below that of a base class if it has none, and its default value."""
+    fields = (getattr(base, "__pydantic_fields__", {}).get(name) for base in kind.__mro__)
+    text = next((field.description for field in fields if field and field.description), "")
     if default not in (None, "", (), dataclasses.MISSING) and not isinstance(default, dict) and default is not False:
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
         text = f"{text} (default: {shown})"

@@ -1,8 +1,7 @@
-"""The evaluation transform of a classifier, based on timm's, and the normalization of images on their device."""
+"""The evaluation transform of a classifier, based on timm's."""
 
-import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat
@@ -11,7 +10,6 @@ from lambdanets.errors import InputError
 from lambdanets.records import Several, record
 
 if TYPE_CHECKING:
-    import torch
     from PIL.Image import Image
     from torch import Tensor
 
@@ -64,18 +62,3 @@ def center_square(image: "Image") -> "Image":
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     return image.crop((left, top, left + side, top + side))
-
-
-def normalize(images: "Tensor", mean: Sequence[float], std: Sequence[float]) -> "Tensor":
-    """Normalize images (..., c, h, w), uint8 or float32 in [0, 1], as `Preprocessing.transform` does: float32."""
-    images = images if images.is_floating_point() else images.float().div_(255)
-    means, stds = (_per_channel(tuple(values), images.device) for values in (mean, std))
-    return (images - means) / stds
-
-
-@functools.lru_cache(maxsize=8)
-def _per_channel(values: tuple[float, ...], device: "torch.device") -> "Tensor":
-    """Return values for images (..., c, h, w). A new tensor in each step would wait for the GPU."""
-    import torch
-
-    return torch.tensor(values, device=device).view(-1, 1, 1)

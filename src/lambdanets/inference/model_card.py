@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, Strict
@@ -17,7 +18,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
-from lambdanets.registry import TASKS, find, task_entry
+from lambdanets.registry import TASKS, task_entry
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +109,7 @@ class ModelCard(Architecture):
         from lambdanets.models.weights import packaged_models
 
         entry, known = task_entry(self.recipe.get("task", self.task)), {"digits", *packaged_models()}
-        private = find(entry.recipe).PATHS if entry else self.recipe  # of a task that is not installed here
+        private = resolve_name(entry.recipe).PATHS if entry else self.recipe  # of a task that is not installed here
         public = {
             name: value
             for name, value in self.recipe.items()
@@ -182,7 +183,7 @@ def read_card(source: str | Path, metadata: Mapping[str, Any]) -> ModelCard:
     fields = parse_json(content, dict[str, Any], problem)
     if (entry := task_entry(fields.get("task"))) is None:
         raise InputError(f"{source} must be a model of a task in {', '.join(TASKS)}, got one of {fields.get('task')!r}")
-    card_type: type[ModelCard] = find(entry.predictor).card_type
+    card_type: type[ModelCard] = resolve_name(entry.predictor).card_type
     for kind, stored in ((card_type, fields), (Preprocessing, fields.get("preprocessing"))):
         for field in dataclasses.fields(kind):
             if isinstance(stored, dict) and field.name not in {*stored, "held_out"}:

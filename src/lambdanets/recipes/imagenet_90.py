@@ -15,25 +15,14 @@ from lambdanets.tasks.recipes import ClassificationRecipe
 
 BATCH_SIZE = 4096
 
+# The other hyperparameters are the defaults: 224x224, crops and flips, cosine schedule, weight decay, label smoothing.
 recipe = ClassificationRecipe(
     model="resnet50_lambda",
     model_options={"pattern": "LLLL"},
     batch_norm_momentum=0.0001,  # TensorFlow's decay is 1 - 0.0001 = 0.9999
-    image_size=224,
-    channels=3,
-    mean=(0.485, 0.456, 0.406),
-    std=(0.229, 0.224, 0.225),
-    scale=(0.08, 1.0),
-    ratio=(0.75, 1.333),
-    crop_pct=0.875,
-    flip=0.5,
-    interpolation="bicubic",
     epochs=90,
     batch_size=BATCH_SIZE,
     learning_rate=0.1 * BATCH_SIZE / 256,
-    warmup_epochs=5.0,
-    weight_decay=1e-4,
-    label_smoothing=0.1,
     ema_decay=0.9999,
     workers=8,
     checkpoint_every=500,

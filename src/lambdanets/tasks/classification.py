@@ -1,11 +1,13 @@
 """The classification task: data, model and loss."""
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from PIL.Image import Image
 from timm.data import create_transform
@@ -15,7 +17,7 @@ from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resiz
 from lambdanets.data.batches import Batch
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.labeled_images import ImageBatches
-from lambdanets.data.transforms import Preprocessing, center_square, normalize
+from lambdanets.data.transforms import Preprocessing, center_square
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import read_model
 from lambdanets.inference.model_card import ClassifierCard
@@ -92,6 +94,18 @@ class ClassificationTask(Task):
         logits, smoothing = self.logits(batch), self.recipe.label_smoothing
         loss = F.cross_entropy(logits, batch.targets, label_smoothing=smoothing, reduction="sum")
         return {"loss": loss, "top1": (logits.argmax(1) == batch.targets).sum()}
+
+
+def normalize(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Normalize uint8 images (b, c, h, w) on their device, as `Preprocessing.transform` does: float32."""
+    means, stds = (_per_channel(values, images.device) for values in (mean, std))
+    return (images.float().div_(255) - means) / stds
+
+
+@functools.lru_cache(maxsize=8)
+def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return values for images (b, c, h, w). A new tensor in each step would wait for the GPU."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def make_transform(recipe: ClassificationRecipe) -> Callable[[Image], Tensor]:

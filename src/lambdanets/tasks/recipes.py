@@ -17,7 +17,6 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
 
     task: ClassVar[str] = "classification"
     PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights")
-    CHANGEABLE: ClassVar[tuple[str, ...]] = (*TrainingRecipe.CHANGEABLE, "compile")
 
     data: str = ""
     """'digits', an image folder (CLASS/ or train/CLASS/), a .tar of one, shards, or timm's name such as torch/mnist."""
@@ -117,7 +116,6 @@ class SegmentationRecipe(CocoRecipe):
     """Hyperparameters of semantic segmentation training."""
 
     task: ClassVar[str] = "segmentation"
-    CHANGEABLE: ClassVar[tuple[str, ...]] = (*CocoRecipe.CHANGEABLE, "compile")
 
     model: str = "lambda_unet_small"
     """Model name: a U-Net of this package, or a model in timm's registry with one output per class and pixel."""

@@ -46,19 +46,23 @@ class Interrupted(Exception):  # noqa: N818
     """The run was stopped by a signal; it can be resumed from its last checkpoint."""
 
 
-class KeepLast(Callback):
-    """Writes last.ckpt every `checkpoint_every` steps and after each epoch's validation; a signal stops the run.
+class Checkpoints(Callback):
+    """Writes checkpoints, and stops the run on a signal or early.
 
-    No checkpoint is written between the last step of an epoch and its validation, because Lightning would skip the
-    validation when the run resumes. The position in the training data is stored here, because Lightning restores the
-    state of a data loader only in the middle of an epoch.
+    last.ckpt is written every `checkpoint_every` steps and after each epoch's validation, but not between the last step
+    of an epoch and its validation, because Lightning would skip the validation when the run resumes. The position in
+    the training data is stored here, because Lightning restores the state of a data loader only in the middle of an
+    epoch. best.ckpt has the highest validation metric of all epochs. After `task.patience` epochs without improvement
+    the run stops, also at once if it is resumed later.
 
     On a signal, the step is finished and a checkpoint written; a second SIGINT stops at once. All ranks stop after the
     same step, even if only one of them received the signal, and several ranks end a validation first.
     """
 
-    def __init__(self, folder: Path, task: Task, training_batches: Batches) -> None:
-        self.path, self.task, self.training_batches = folder / LAST, task, training_batches
+    state_key = "KeepLast"  # its name in checkpoints, also in those of earlier versions
+
+    def __init__(self, folder: Path, task: Task, training_batches: Batches, log: RunLog) -> None:
+        self.folder, self.task, self.training_batches, self.run_log = folder, task, training_batches, log
         self.signaled = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,7 +74,8 @@ class KeepLast(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning counts micro-batches; their number per step changes with the world size
-        old_steps, new_steps = checkpoint["callbacks"]["KeepLast"]["parts"], self.training_batches.accumulation_steps
+        old_steps = checkpoint["callbacks"][self.state_key]["parts"]
+        new_steps = self.training_batches.accumulation_steps
         for counts in checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].values():
             if isinstance(counts, dict):
                 in_progress = counts["processed"] - counts["completed"]  # 1 if written in on_train_batch_end
@@ -83,15 +88,18 @@ class KeepLast(Callback):
             raise Interrupted
         self.signaled = True  # schedulers and torchrun may both send SIGTERM
 
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._stop_early(trainer)
+
     def on_train_batch_end(
         self, trainer: Trainer, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if not module.ends_step:
             return
-        stops = self._stops()
+        stops = self._is_signaled()
         ends_epoch = batch_idx + 1 >= trainer.num_training_batches
         if not ends_epoch and (stops or trainer.global_step % self.task.recipe.checkpoint_every == 0):
-            trainer.save_checkpoint(self.path)
+            trainer.save_checkpoint(self.folder / LAST)
         if stops:
             raise Interrupted
 
@@ -101,47 +109,34 @@ class KeepLast(Callback):
         if self.signaled and trainer.world_size == 1:
             raise Interrupted
 
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        *earlier, value = self._metric_by_epoch()
+        if not earlier or value > max(earlier):
+            trainer.save_checkpoint(self.folder / BEST)
+        self._stop_early(trainer)
+
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        trainer.save_checkpoint(self.path)
+        trainer.save_checkpoint(self.folder / LAST)
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if self._stops():  # in the last validation
+        if self._is_signaled():  # in the last validation
             raise Interrupted
 
-    def _stops(self) -> bool:
+    def _is_signaled(self) -> bool:
         """Whether a rank has received a signal. Waits for the others."""
         ranks = torch.tensor(int(self.signaled))
         if dist.is_initialized():
             dist.all_reduce(ranks)
         return bool(ranks)
 
-
-class KeepBest(Callback):
-    """Keeps best.ckpt, the checkpoint with the highest validation metric, and stops early.
-
-    patience: epochs without improvement after which training stops, also at once if it is resumed later. None: never.
-    """
-
-    def __init__(self, folder: Path, log: RunLog, metric: str, patience: int | None) -> None:
-        self.path, self.run_log, self.metric, self.patience = folder / BEST, log, metric, patience
-
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self._stop_early(trainer)
-
-    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
-        *earlier, value = self._values()
-        if not earlier or value > max(earlier):
-            trainer.save_checkpoint(self.path)
-        self._stop_early(trainer)
-
     def _stop_early(self, trainer: Trainer) -> None:
-        values = self._values()
-        if values and self.patience and len(values) - 1 - values.index(max(values)) >= self.patience:
+        values, patience = self._metric_by_epoch(), self.task.patience
+        if values and patience and len(values) - 1 - values.index(max(values)) >= patience:
             trainer.should_stop = True
 
-    def _values(self) -> list[float]:
-        """Return the metric after each epoch; -inf where no image has objects."""
-        values = [value for _, value in self.run_log.points("val", self.metric)]
+    def _metric_by_epoch(self) -> list[float]:
+        """Return the metric that selects best.ckpt after each epoch; -inf where no image has objects."""
+        values = [value for _, value in self.run_log.points("val", self.task.BEST_METRIC)]
         return [-math.inf if math.isnan(value) else value for value in values]
 
 
@@ -160,7 +155,7 @@ def find_resumable(folder: Path, task: Task) -> Path | None:
                 if member := archive.testzip():  # torch.load does not verify checksums
                     raise InputError(f"the checksum of {member} in it is wrong")
             saved = parse_recipe(read_card(path, state).recipe, path)
-            fingerprint = state["callbacks"]["KeepLast"]["data"]
+            fingerprint = state["callbacks"][Checkpoints.state_key]["data"]
         except (InputError, KeyError, TypeError, zipfile.BadZipFile) as error:
             damage = damage or f"{path} is damaged: {one_line(error)}; {advice}"
             continue

@@ -21,7 +21,6 @@ from lambdanets.errors import InputError
 from lambdanets.signals import EXIT_CODE
 
 T = TypeVar("T")
-_STORE_TIMEOUT = timedelta(minutes=10)
 # Long, because ranks wait while rank zero evaluates or writes. If a rank dies, the others notice its closed connection.
 _COLLECTIVE_TIMEOUT = timedelta(days=1)
 _CONNECT_SECONDS = 300.0  # until a rank gives up connecting to the store of rank zero
@@ -119,7 +118,7 @@ def _connect_store(world: World) -> dist.Store:
         try:
             port = int(agent_store.get("lambdanets"))  # waits until it is set; it may be the port of a dead rank
             socket.create_connection((host, port), 2).close()  # TCPStore would print long warnings on failure
-            return dist.TCPStore(host, port, is_master=False, timeout=_STORE_TIMEOUT)
+            return dist.TCPStore(host, port, is_master=False)
         except (OSError, RuntimeError):
             if time.monotonic() > deadline:
                 raise

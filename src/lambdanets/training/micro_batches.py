@@ -3,8 +3,10 @@
 import copy
 import sys
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+import psutil
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lambdanets.data.batches import Sample
 from lambdanets.data.order import BatchSlice
-from lambdanets.device import best_device, free_memory
+from lambdanets.device import best_device
 from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.terminal import echo
 from lambdanets.training.distributed import World, all_gather_lists
@@ -69,18 +71,16 @@ class Trial:
     def fits(self, micro_batch: int, free: int) -> bool:
         """Whether a step with a micro-batch fits into memory, of which a CPU has `free` bytes.
 
-        On a GPU it is tried. On a CPU, where the system would kill the process, the tensors are counted that autograd
-        saves for the smallest micro-batch.
+        On a GPU it is tried. On a CPU the system would kill the process, so bytes are counted.
         """
+        if self.device.type == "cpu":
+            return self.state_bytes + self.saved_bytes * micro_batch / self.smallest <= free
         reserved = None
         try:
-            if self.device.type == "cuda":
-                reserved = torch.empty(self.state_bytes, dtype=torch.uint8, device=self.device)
-                self.step(micro_batch)
-            else:
-                self._count(self.smallest * (free - self.state_bytes) / micro_batch)
+            reserved = torch.empty(self.state_bytes, dtype=torch.uint8, device=self.device)
+            self.step(micro_batch)
             fits = True
-        except (MemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             fits = False
@@ -88,23 +88,19 @@ class Trial:
         torch.cuda.empty_cache()  # here, because the exception had references to tensors
         return fits
 
-    def _count(self, limit: float) -> None:
-        """Raise MemoryError once autograd has saved more bytes for the smallest micro-batch."""
-        storages = {tensor.untyped_storage() for tensor in self._parameters}
-        saved = 0
+    @cached_property
+    def saved_bytes(self) -> int:
+        """Bytes of the tensors that autograd saves for the smallest micro-batch, without the parameters."""
+        saved: set[torch.UntypedStorage] = set()
 
         def save(tensor: Tensor) -> Tensor:
-            nonlocal saved
-            storage = tensor.untyped_storage()
-            if storage not in storages:
-                storages.add(storage)
-                saved += storage.nbytes()
-            if saved > limit:
-                raise MemoryError
+            saved.add(tensor.untyped_storage())
             return tensor
 
         with saved_tensors_hooks(save, lambda tensor: tensor):
             self.step(self.smallest, backward=False)
+        saved -= {parameter.untyped_storage() for parameter in self._parameters}
+        return sum(storage.nbytes() for storage in saved)
 
 
 def choose_micro_batch(task: Task, world: World) -> BatchSlice:
@@ -124,8 +120,10 @@ def choose_micro_batch(task: Task, world: World) -> BatchSlice:
     if (recipe.micro_batch or smallest) < smallest:
         raise InputError(f"micro_batch must be at least {smallest}, as batch norm needs, got {recipe.micro_batch}")
     requested = min(most, recipe.micro_batch or most)
-    # ranks on one CPU share its memory
-    free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:  # ranks on one machine share its memory
+        free = psutil.virtual_memory().available // world.local_world_size
     largest = min(all_gather_lists([largest_micro_batch(trial, requested, free)]))
     if largest < requested and world.is_rank_zero:
         note = f"a micro-batch of {requested} images does not fit into memory: using {largest}"

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -10,7 +11,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from lambdanets.errors import InputError
 from lambdanets.inference.model_card import Architecture
 from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error
-from lambdanets.registry import TASKS, find, task_entry
+from lambdanets.registry import TASKS, task_entry
 
 if TYPE_CHECKING:
     from lambdanets.training.task import Task
@@ -33,8 +34,8 @@ class TrainingRecipe(Architecture):
     task: ClassVar[str]
     # fields that are paths or URLs; those that are "" in the recipe, the user must set
     PATHS: ClassVar[tuple[str, ...]] = ("data", "weights")
-    # fields that do not change the result except for rounding
-    CHANGEABLE: ClassVar[tuple[str, ...]] = ("workers", "checkpoint_every", "max_unreadable", "micro_batch")
+    # fields that do not change the result except for rounding; only some tasks have `compile`
+    CHANGEABLE: ClassVar[tuple[str, ...]] = ("workers", "checkpoint_every", "max_unreadable", "micro_batch", "compile")
 
     data: str = ""
     """Training data: a folder, file, URL or dataset name."""
@@ -99,12 +100,12 @@ class TrainingRecipe(Architecture):
 
 def task_class(recipe: TrainingRecipe) -> "type[Task]":
     """Return the Task class for a recipe."""
-    return find(TASKS[recipe.task].implementation)
+    return resolve_name(TASKS[recipe.task].implementation)
 
 
 def extended_recipe(recipe: TrainingRecipe, options: Iterable[str]) -> TrainingRecipe:
     """Return the recipe as one of a task that extends its task by the fields `options`, such as pseudo_labels."""
-    for kind in (find(entry.recipe) for entry in TASKS.values()):
+    for kind in (resolve_name(entry.recipe) for entry in TASKS.values()):
         if issubclass(kind, type(recipe)):
             names = {field.name for field in dataclasses.fields(kind)} - vars(recipe).keys()
             if not names.isdisjoint(options):
@@ -128,4 +129,4 @@ def parse_recipe(fields: dict[str, Any], source: Path) -> TrainingRecipe:
     if (entry := task_entry(fields.get("task"))) is None:
         raise InputError(f"task in {source} must be one of {', '.join(TASKS)}, got {fields.get('task')!r}")
     with reraise_as_input_error(str(source)):
-        return find(entry.recipe)(**{name: value for name, value in fields.items() if name != "task"})
+        return resolve_name(entry.recipe)(**{name: value for name, value in fields.items() if name != "task"})

@@ -28,7 +28,7 @@ from lambdanets.models.weights import load_tensors, packaged_models, read_weight
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals
 from lambdanets.terminal import echo
-from lambdanets.training.checkpoints import BEST, AtomicCheckpointIO, KeepBest, KeepLast, find_resumable
+from lambdanets.training.checkpoints import BEST, AtomicCheckpointIO, Checkpoints, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
@@ -195,7 +195,7 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
 
 
 def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> None:
-    recipe, model, checkpoints = task.recipe, task.model, folder / "checkpoints"
+    recipe, model = task.recipe, task.model
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_json(folder / RECIPE, recipe.fields(), 2))
     if world.is_rank_zero:
@@ -210,18 +210,18 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     timer = Timer()
     log = RunLog(folder, task)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    best = KeepBest(checkpoints, log, task.BEST_METRIC, task.patience)
-    last = KeepLast(checkpoints, task, training)
+    checkpoints = Checkpoints(folder / "checkpoints", task, training, log)
     # order: EMA and metrics must update their state before a checkpoint is written
-    callbacks: list[Callback] = [*([ema] if ema else []), log, timer, best, last]
+    callbacks: list[Callback] = [*([ema] if ema else []), log, timer, checkpoints]
     trainer = _make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
     check_signals()
-    with training, validation, closing(log), handle_signals(last.handle_signal):
+    with training, validation, closing(log), handle_signals(checkpoints.handle_signal):
         trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)
     if task.patience:
-        load_tensors(model, read_weights(checkpoints / BEST)[0], str(checkpoints / BEST))
+        best = folder / "checkpoints" / BEST
+        load_tensors(model, read_weights(best)[0], str(best))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     seconds = timer.time_elapsed("train")
     broadcast_from_rank_zero(lambda: finish(task, folder, log, seconds, world.world_size))
