@@ -24,7 +24,6 @@ CASES = {
     "1d, multi-head, intra-depth": (LambdaLayer1d, {"multi_head": True, "intra_depth": 2}, (20,)),
     "1d, content only": (LambdaLayer1d, {"position": False}, (20,)),
     "1d, position only": (LambdaLayer1d, {"content": False}, (20,)),
-    "1d, dense embeddings": (LambdaLayer1d, {"embedding": DenseEmbedding(20, 20, 4, dtype=torch.float64)}, (20,)),
     "1d, position bias, multi-head": (LambdaLayer1d, {"position_bias": True, "multi_head": True}, (20,)),
     "2d": (LambdaLayer2d, {}, (5, 7)),
     "2d, non-square, dilated": (LambdaLayer2d, {"scope": (3, 7), "dilation": 2}, (5, 7)),
@@ -36,11 +35,7 @@ CASES = {
         (5, 7),
     ),
     "tokens": (LambdaLayer, {"scope": 9, "dilation": 2, "position_bias": True}, (20,)),
-    "tokens, dense, multi-head": (
-        LambdaLayer,
-        {"embedding": DenseEmbedding(20, 20, 4, heads=2, dtype=torch.float64), "multi_head": True},
-        (20,),
-    ),
+    "tokens, multi-head": (LambdaLayer, {"scope": 9, "multi_head": True}, (20,)),
 }
 
 
@@ -110,7 +105,8 @@ def test_decoding_under_autocast_equals_a_full_forward_pass(dtype):
 
 INVALID_ARGUMENTS = [
     (LambdaLayer1d, {"causal": False}, None, "layer must be causal for step-by-step decoding"),
-    (LambdaLayer, {"scope": None}, None, "layer must have an embedding module for decoding, got embedding=None"),
+    (LambdaLayer, {"scope": None}, None, "layer must have a relative embedding for decoding, got embedding=None"),
+    (LambdaLayer1d, {"embedding": DenseEmbedding(9, 9, 4)}, None, r"relative .*, got embedding=DenseEmbedding\(9 x"),
     (LambdaLayer1d, {}, (5,), "grid must be None for a sequence"),
     (LambdaLayer2d, {}, None, "grid must be None for a sequence, else a tuple of 2 sides, got None"),
 ]

@@ -297,6 +297,7 @@ def test_norms_may_have_another_dtype(size, dtype):
 
 OTHER = RelativeEmbedding((5, 5), 16)
 INVALID_ARGUMENTS = [
+    ({"dim_context": 5}, "dim_context must be None for layers on maps, got 5"),
     ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
     ({"scope": 4}, r"scope must be a tuple of .* odd and positive sides, got \(4, 4\)"),
     ({"scope": None}, "grid must be a tuple of sides if scope is None, else None, got None"),

@@ -72,6 +72,7 @@ class LambdaBase(Layer, ABC):
         dim: int,
         dim_out: int | None = None,
         *,
+        dim_context: int | None = None,
         query_depth: int = 16,
         heads: int = 4,
         intra_depth: int = 1,
@@ -95,11 +96,14 @@ class LambdaBase(Layer, ABC):
     ) -> None:
         super().__init__()
         dim_out = dim if dim_out is None else dim_out
+        dim_context = dim if dim_context is None else dim_context
         check_sizes(dim=dim, dim_out=dim_out, query_depth=query_depth, heads=heads, intra_depth=intra_depth)
-        check_sizes(stride=stride, dilation=dilation)
+        check_sizes(dim_context=dim_context, stride=stride, dilation=dilation)
         check_flags(position=position, batch_norm=batch_norm, multi_head=multi_head, causal=causal)
         check_normalization(normalize_keys)
         check_algorithm(algorithm)
+        if dim_context != dim and not self.is_token_layer:
+            raise ValueError(f"dim_context must be None for layers on maps, got {dim_context}")
         if dim_out % heads:
             raise ValueError(f"dim_out must be divisible by heads = {heads}, got {dim_out}")
         if content not in (True, False) and not (content == "slices" and self.dimensions == 3):
@@ -117,7 +121,7 @@ class LambdaBase(Layer, ABC):
             )
         if pool is not None:
             check_pool(pool, stride, self.dimensions)
-        self.dim, self.dim_out, self.dim_context = dim, dim_out, dim
+        self.dim, self.dim_out, self.dim_context = dim, dim_out, dim_context
         self.query_depth, self.heads, self.intra_depth = query_depth, heads, intra_depth
         self.value_depth = dim_out // heads
         self.normalize_keys, self.normalize_queries = normalize_keys, normalize_queries
@@ -130,8 +134,8 @@ class LambdaBase(Layer, ABC):
         query_channels, value_channels = heads * query_depth, num_lambdas * self.value_depth * intra_depth
         self.query_projection = self._projection(dim, query_channels, query_depth, **factory_kwargs)
         key_channels = num_lambdas * query_depth * intra_depth
-        self.key_projection = self._projection(dim, key_channels, **factory_kwargs) if content else None
-        self.value_projection = self._projection(dim, value_channels, **factory_kwargs)
+        self.key_projection = self._projection(dim_context, key_channels, **factory_kwargs) if content else None
+        self.value_projection = self._projection(dim_context, value_channels, **factory_kwargs)
         norm_type = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[self.dimensions - 1] if batch_norm else nn.Identity
         self.query_norm = norm_type(query_channels, **factory_kwargs)
         self.value_norm = norm_type(value_channels, **factory_kwargs)

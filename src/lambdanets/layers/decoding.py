@@ -22,8 +22,7 @@ class DecodingState:
         position: number of positions decoded so far; an int64 tensor in the graph of a `DecodingStep`.
         grid: sides of the grid that is filled in row-major order; None for a sequence of any length.
         content: running sums of the content term, of constant size; None if the layer has no content term.
-        values: (b, lambdas, w, v, u), the values of the last w positions. With a relative embedding, w is constant (a
-            sliding window), and values before the first position are 0; with other embeddings, w is `position`.
+        values: (b, lambdas, w, v, u), the values of the last w positions, 0 before the first position.
     """
 
     position: int | Tensor
@@ -39,7 +38,8 @@ def start_decoding(layer: LambdaBase, batch_size: int, grid: tuple[int, ...] | N
     With multi_head=True, each head needs this memory.
 
     Args:
-        layer: layer with causal=True. It must be in eval mode if it has batch norm.
+        layer: layer with causal=True, whose embeddings, if any, are relative, so that its state has a constant size. It
+            must be in eval mode if it has batch norm.
         batch_size: number of sequences decoded in parallel.
         grid: (height, width) or (depth, height, width), filled in row-major order; None, the default, for sequences.
 
@@ -48,8 +48,8 @@ def start_decoding(layer: LambdaBase, batch_size: int, grid: tuple[int, ...] | N
     check_sizes(batch_size=batch_size)
     if not layer.causal:
         raise ValueError("layer must be causal for step-by-step decoding, got causal=False")
-    if layer.position and layer.embedding is None:
-        raise ValueError("layer must have an embedding module for decoding, got embedding=None")
+    if layer.position and not layer.relative_embeddings:
+        raise ValueError(f"layer must have a relative embedding for decoding, got embedding={layer.embedding}")
     if layer.content_by_slice:
         raise ValueError("layer must not have content='slices' for decoding")
     _check_eval(layer)
@@ -77,8 +77,8 @@ def decode_step(layer: LambdaBase, x: Tensor, state: DecodingState) -> tuple[Ten
     autocast. It is computed in float32 or float64, without gradients.
 
     Cost in multiply-adds: the projections, b (u + h) k v for the content term, and b w h (k + v) u for the position
-    term. w is the window of the embeddings: about r / 2 positions in 1-D, about r / 2 full rows of the grid in 2-D, and
-    all preceding positions if the embedding is not relative. To export it, see `DecodingStep`.
+    term. w is the window of the embeddings: about r / 2 positions in 1-D, about r / 2 full rows of the grid in 2-D. To
+    export it, see `DecodingStep`.
 
     Args:
         layer: the layer that `start_decoding` was called with.
@@ -112,13 +112,12 @@ def decode_step(layer: LambdaBase, x: Tensor, state: DecodingState) -> tuple[Ten
             output = output + term.unflatten(0, queries.shape[:2])
         if layer.position_bias is not None:  # the bias of a multi-head layer is (h, k), its queries (b, h, 1, k)
             output = output + layer._bias_term(queries)
-        if layer.embedding is not None:
+        if layer.relative_embeddings:
             window = torch.cat([window, values.unsqueeze(2)], dim=2)
-            embeddings = _window_embeddings(layer, state, window.shape[2]).to(queries.dtype)  # (l, w, k, u)
+            embeddings = _window_embeddings(layer, state).to(queries.dtype)  # (l, w, k, u)
             logits = torch.einsum("blhk,lwku->blhwu", queries, embeddings)
             output = output + torch.einsum("blhwu,blwvu->blhv", logits, window)
-            if layer.relative_embeddings:
-                window = window[:, :, 1:]
+            window = window[:, :, 1:]
     next_state = DecodingState(state.position + 1, state.grid, content, window)
     return output.reshape(batch, layer.dim_out).to(result_dtype), next_state
 
@@ -131,19 +130,15 @@ def _check_eval(layer: LambdaBase) -> None:
         )
 
 
-def _window_embeddings(layer: LambdaBase, state: DecodingState, length: int) -> Tensor:
-    """Return the embeddings (lambdas, w, k, u) between the current position and the last w positions."""
-    context = torch.arange(1 - length, 1, device=state.values.device) + state.position
+def _window_embeddings(layer: LambdaBase, state: DecodingState) -> Tensor:
+    """Return the embeddings (lambdas, w + 1, k, u) between the current position and the last w positions and itself."""
+    context = torch.arange(-state.values.shape[2], 1, device=state.values.device) + state.position
     options = (state.grid or (0,), layer.dilation, state.position, context)
     terms = [
         torch.stack([query_embeddings(table, *options) for table in relative.tables])
         for relative in layer.relative_embeddings
     ]
-    if terms:
-        return functools.reduce(torch.add, terms)
-    num_lambdas = state.values.shape[1]
-    embeddings = layer.embedding(length, length)
-    return embeddings.reshape(num_lambdas, length, length, layer.query_depth, layer.intra_depth)[:, -1]
+    return functools.reduce(torch.add, terms)
 
 
 class DecodingStep(nn.Module):
@@ -153,8 +148,7 @@ class DecodingStep(nn.Module):
     maxima, norms and sums of the content term, if the layer has one; see `state_names`.
 
     Args:
-        layer: causal layer in eval mode, whose embedding, if any, is a `RelativeEmbedding`.
-        grid: as for `start_decoding`.
+        layer, grid: as for `start_decoding`.
 
     Raises ValueError naming the invalid argument.
     """
@@ -162,13 +156,7 @@ class DecodingStep(nn.Module):
     def __init__(self, layer: LambdaBase, grid: tuple[int, ...] | None = None) -> None:
         super().__init__()
         start_decoding(layer, 1, grid)  # checks the arguments
-        if layer.embedding is not None and not layer.relative_embeddings:
-            raise ValueError(
-                "layer must have a relative embedding, so that its state has a constant size, "
-                f"got a {type(layer.embedding).__name__}"
-            )
-        self.layer = layer
-        self.grid = grid
+        self.layer, self.grid = layer, grid
         self.eval()
 
     @property

@@ -101,10 +101,13 @@ class RelativeEmbedding(EmbeddingTable):
         """
         if not isinstance(scope, tuple) or len(scope) != self.dimensions:
             raise ValueError(f"scope must have {self.dimensions} side(s), like the current scope, got {scope}")
-        heads = self.table.detach().unsqueeze(0) if self.heads is None else self.table.detach()
-        resized = torch.stack([resize_table(table, scope, keep_sum=keep_sum) for table in heads])
-        resized = resized[0] if self.heads is None else resized
+        resized = self.resized(self.table.detach(), scope, keep_sum)
         self.table = nn.Parameter(resized, requires_grad=self.table.requires_grad)
+
+    def resized(self, table: Tensor, scope: tuple[int, ...], keep_sum: bool = True) -> Tensor:
+        """Return a table for as many heads as this embedding has, interpolated to another scope as by `resize`."""
+        heads = [resize_table(each, scope, keep_sum=keep_sum) for each in ([table] if self.heads is None else table)]
+        return heads[0] if self.heads is None else torch.stack(heads)
 
     def of_pairs(
         self, grid: tuple[int, ...], context_grid: tuple[int, ...] | None = None, *, dilation: int = 1
@@ -114,16 +117,10 @@ class RelativeEmbedding(EmbeddingTable):
         Memory: n m k u elements, per head if the embedding has heads.
 
         Args:
-            grid: sides of the grid of query positions.
+            grid: the D sides of the grid of query positions.
             context_grid: sides of the grid of context positions, with the same origin; default None for `grid`.
             dilation: distance between adjacent entries of the table, in positions; default 1.
-
-        Raises ValueError unless the grids have D sides.
         """
-        context_grid = grid if context_grid is None else context_grid
-        for name, sides in {"grid": grid, "context_grid": context_grid}.items():
-            if not isinstance(sides, tuple) or len(sides) != self.dimensions:
-                raise ValueError(f"{name} must be a tuple of {self.dimensions} sides, got {sides!r}")
         heads = []
         for table in self.tables:
             pairs = pairwise_embeddings(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)

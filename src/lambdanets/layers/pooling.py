@@ -34,8 +34,6 @@ def check_pool(pool: Any, stride: int, dimensions: int) -> None:
     expected = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[dimensions - 1]
     if type(pool) is not expected:
         raise ValueError(f"pool must be an nn.{expected.__name__} or None, got {type(pool).__name__}")
-    if getattr(pool, "divisor_override", None) is not None:
-        raise ValueError(f"pool must have divisor_override=None, got {pool}")
     first = max(_sides(pool.kernel_size)) + 1
     for side in range(first, first + 2 * stride):
         output_sides = pool(torch.empty(1, 1, *(side,) * dimensions, device="meta")).shape[2:]

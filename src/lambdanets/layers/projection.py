@@ -45,7 +45,7 @@ def project(
     modules, norms = zip(*projections, strict=True)
     are_plain = [_is_plain_norm(norm) for norm in norms]
     is_folded = [False] * len(norms)
-    weights = _product_weights(modules)
+    weights = _product_weights(modules, x.shape[-1 if is_tokens else 1])
     if not weights:
         outputs = [module(x) for module in modules]
         projected = [output.transpose(1, 2) if is_tokens else output.flatten(2) for output in outputs]
@@ -102,20 +102,19 @@ def _normalize(norm: Any, maps: Tensor, grid: tuple[int, ...], valid: Tensor | N
     return rows.transpose(1, 2)
 
 
-def _product_weights(projections: Sequence[Any]) -> list[Tensor]:
-    """Return the weights of modules that are exactly one matrix product per position, or [] if one does more."""
+def _product_weights(projections: Sequence[Any], dim: int) -> list[Tensor]:
+    """Return the weights (c, dim[, 1, ..]) of modules that are one matrix product per position, or [] if one is not."""
     weights = []
     for projection in projections:
         if not is_plain(projection, _PROJECTIONS):
             return []
-        if not isinstance(projection, nn.Linear):
-            sizes = {*projection.kernel_size, *projection.stride, projection.groups}
-            if sizes != {1} or any(projection.padding):
-                return []
         parameters = projection._parameters  # without weights in replicas of DataParallel and in FSDP
-        if parameters.get("weight") is None or parameters["bias"] is not None:
+        weight = parameters.get("weight")
+        if weight is None or parameters["bias"] is not None:
             return []
-        weights.append(parameters["weight"])
+        if weight.shape[1] != dim or weight.shape[2:].numel() > 1:  # with groups, or a kernel of several positions
+            return []
+        weights.append(weight)
     return weights
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, fx
 
 from lambdanets.layers.base import LambdaBase, LambdaInputs
-from lambdanets.ops.checks import check_sizes
 from lambdanets.ops.pairs import expand_mask
 from lambdanets.ops.tracing import fix_sides, static_shape
 
@@ -35,23 +34,8 @@ class LambdaLayer(LambdaBase):
 
     is_token_layer, dimensions = True, 1
 
-    def __init__(
-        self,
-        dim: int,
-        dim_out: int | None = None,
-        *,
-        dim_context: int | None = None,
-        scope: int | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, dim: int, dim_out: int | None = None, *, scope: int | None = None, **options: Any) -> None:
         super().__init__(dim, dim_out, scope=scope, **options)
-        if dim_context is not None:
-            check_sizes(dim_context=dim_context)
-            self.dim_context = dim_context
-            for name in ("key_projection", "value_projection"):
-                if (old := getattr(self, name)) is not None:
-                    setattr(self, name, self._projection(dim_context, old.out_features).to(old.weight))
-            self.reset_parameters()
 
     def forward(
         self,

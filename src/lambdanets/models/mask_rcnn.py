@@ -19,7 +19,7 @@ from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.roi_heads import paste_masks_in_image
-from torchvision.models.detection.rpn import AnchorGenerator, ImageList, RegionProposalNetwork, RPNHead
+from torchvision.models.detection.rpn import AnchorGenerator, RegionProposalNetwork, RPNHead
 from torchvision.models.detection.transform import GeneralizedRCNNTransform, resize_boxes
 from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
@@ -153,10 +153,8 @@ class AnySizeTransform(GeneralizedRCNNTransform):
 class _Float32AnchorGenerator(AnchorGenerator):
     """torchvision's AnchorGenerator, but with anchors in float32 or float64 instead of the dtype of the maps."""
 
-    def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        # only shape, device and dtype of the maps are used, so one element is enough
-        expanded = [torch.empty((), dtype=accumulation_dtype(x.dtype), device=x.device).expand(x.shape) for x in maps]
-        return super().forward(images, expanded)
+    def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().set_cell_anchors(accumulation_dtype(dtype), device)
 
 
 class _MaskedRPN(RegionProposalNetwork):
@@ -260,8 +258,7 @@ def mask_rcnn(
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
-    anchor_sizes = [round(anchor_scale * stride) for stride in strides]
-    anchors = _Float32AnchorGenerator(tuple((size,) for size in anchor_sizes), (tuple(aspect_ratios),) * len(strides))
+    anchors = _Float32AnchorGenerator([round(anchor_scale * stride) for stride in strides], tuple(aspect_ratios))
     head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios))
     if hide_padding:
         add_padding_hooks(head)

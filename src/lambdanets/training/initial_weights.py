@@ -11,7 +11,6 @@ from lambdanets.inference.loading import read_source
 from lambdanets.inference.model_card import read_card
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import find_weights, load_tensors, match_names
-from lambdanets.ops.tables import resize_table
 from lambdanets.registry import predictor_of
 
 
@@ -52,9 +51,7 @@ def load_initial_weights(model: Any, weights: str, classes: Sequence[str]) -> di
     for name, layer in module.named_modules():
         table = tensors.get(f"{name}.table")
         if isinstance(layer, RelativeEmbedding) and table is not None and table.dim() == layer.table.dim():
-            heads_of_table = [table] if layer.heads is None else table
-            resized = torch.stack([resize_table(head, layer.scope) for head in heads_of_table])
-            tensors[f"{name}.table"] = resized[0] if layer.heads is None else resized
+            tensors[f"{name}.table"] = layer.resized(table, layer.scope)
     load_tensors(module, tensors, source.name)
     name = str(Path(path.name, source.file.relative_to(path))) if source.file.is_relative_to(path) else weights
     return {"name": name, "sha256": source.sha256()}
