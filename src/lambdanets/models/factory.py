@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from timm.models import adapt_input_conv, build_model_with_cfg, model_entrypoint
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
@@ -29,22 +28,16 @@ from lambdanets.models.weights import (
 # Arguments of timm's functions that extract features or load weights, from files or URLs, and not of an architecture.
 _LOADING_ARGUMENTS = {
     *("features_only", "out_indices", "feature_cls", "output_fmt", "flatten_sequential"),
-    *(
-        name
-        for function in (timm.create_model, build_model_with_cfg)
-        for name in inspect.signature(function).parameters
-    ),
+    *inspect.signature(timm.create_model).parameters,
+    *inspect.signature(build_model_with_cfg).parameters,
 } - {"kwargs"}
 ADOPTED_PREFIX = "timm/"  # of the names of timm models whose lambda layers are adopted
 
 
 def list_models() -> list[str]:
     """Return the sorted names of the models of this package. timm.list_models() includes them too."""
-    return sorted(filter(_is_own, timm.list_models()))
-
-
-def _is_own(name: str) -> bool:
-    return model_entrypoint(name).__module__.startswith("lambdanets")
+    names = timm.list_models()
+    return sorted(name for name in names if model_entrypoint(name).__module__.startswith("lambdanets"))
 
 
 def create_model(
@@ -95,10 +88,6 @@ def create_model(
     try:
         model = timm.create_model(timm_name, pretrained=pretrained is True, num_classes=num_classes, **overrides)
     except Exception as error:  # timm's constructors and loaders raise many types of exceptions
-        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unknown:
-            suggestion = nearest_hint(unknown[1], constructor_arguments(name))
-            raise InputError(f"{name} takes no argument {unknown[1]!r}{suggestion}") from error
         options = f" with {overrides}" if overrides else ""
         raise InputError(f"{name} cannot be built{options}: {one_line(error)}") from error
     adopts = full_name != name or (":" in name and foreign_layers(model))
@@ -109,12 +98,11 @@ def create_model(
         adopts, state = False, model.state_dict()
         weights = match_names(weights, state, str(pretrained))
     if weights:
-        if overrides.get("features_only"):
+        if overrides.get("features_only") or num_classes != num_trained_classes:
             weights = {name: weights[name] for name in state if name in weights}
         if num_classes != num_trained_classes:  # the classifier keeps its random weights
             classifier = f"{model.pretrained_cfg.get('classifier', '')}."
-            kept = {name: tensor for name, tensor in state.items() if name.startswith(classifier)}
-            weights = {name: x for name, x in weights.items() if not name.startswith(classifier)} | kept
+            weights |= {name: tensor for name, tensor in state.items() if name.startswith(classifier)}
         first = f"{model.pretrained_cfg.get('first_conv')}.weight"
         if first in state.keys() & weights.keys() and weights[first].shape[1] == 3:  # for other in_chans, as in timm
             weights[first] = adapt_input_conv(state[first].shape[1], weights[first].float())
@@ -152,15 +140,3 @@ def read_hub_config(folder: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
     except Exception as error:  # a changed file may raise any exception in timm
         raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error
     return config, name, options
-
-
-def constructor_arguments(name: str) -> list[str]:
-    """Return the names of the constructor arguments of a model of this package; [] for other models."""
-    if not (timm.is_model(name) and _is_own(name)):
-        return []
-    with torch.device("meta"):
-        network = timm.create_model(name)
-    functions = (model_entrypoint(name), *type(network).__mro__)
-    parameters = [each for function in functions for each in inspect.signature(function).parameters.values()]
-    names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "pretrained"]
-    return [*names, *getattr(network, "LAYER_OPTIONS", ())]

@@ -50,25 +50,22 @@ class UNet(nn.Module):
         query_depth: int = 16,
         heads: int = 4,
         scope: int = 23,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if len(widths) < 2 or min(widths) < 1:
             raise InputError(f"widths must be two or more positive numbers, got {tuple(widths)}")
         if not 0 <= lambda_stages <= len(widths):
             raise InputError(f"lambda_stages must be from 0 to {len(widths)}, got {lambda_stages}")
-        factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
 
         def make_block(dim: int, level: int) -> _Block:
             width = widths[level]
             if level < len(widths) - lambda_stages:
-                mixer: nn.Module = nn.Conv2d(width, width, 3, padding=1, bias=False, **factory_kwargs)
+                mixer: nn.Module = nn.Conv2d(width, width, 3, padding=1, bias=False)
             else:
-                mixer = LambdaLayer2d(width, query_depth=query_depth, heads=heads, scope=scope, **factory_kwargs)
-            return _Block(dim, width, mixer, factory_kwargs)
+                mixer = LambdaLayer2d(width, query_depth=query_depth, heads=heads, scope=scope)
+            return _Block(dim, width, mixer)
 
-        self.in_chans, self.num_classes, self.num_features = in_chans, num_classes, widths[0]
+        self.in_chans, self.num_features = in_chans, widths[0]
         self.stride = 2 ** (len(widths) - 1)
         self.feature_info = [  # of timm's features_only
             {"num_chs": width, "reduction": 2**level, "module": f"encoder.{level}"}
@@ -78,18 +75,13 @@ class UNet(nn.Module):
         self.encoder = nn.ModuleList(make_block(dim, level) for level, dim in enumerate((in_chans, *widths[:-1])))
         levels = range(len(widths) - 2, -1, -1)
         self.upsample = nn.ModuleList(
-            nn.ConvTranspose2d(widths[level + 1], widths[level], 2, stride=2, **factory_kwargs) for level in levels
+            nn.ConvTranspose2d(widths[level + 1], widths[level], 2, stride=2) for level in levels
         )
         self.decoder = nn.ModuleList(make_block(2 * widths[level], level) for level in levels)
-        self.head = self._make_head(factory_kwargs)
+        self.reset_classifier(num_classes)
         for module in self.modules():
             if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")  # as in timm
-
-    def _make_head(self, factory_kwargs: dict[str, Any]) -> nn.Module:
-        if not self.num_classes:
-            return nn.Identity()
-        return nn.Conv2d(self.num_features, self.num_classes, 1, **factory_kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
@@ -117,9 +109,8 @@ class UNet(nn.Module):
 
     def reset_classifier(self, num_classes: int) -> None:
         """Replace the last convolution by a randomly initialized one for another number of classes."""
-        weight = next(self.decoder.parameters())
-        self.num_classes = num_classes
-        self.head = self._make_head({"device": weight.device, "dtype": weight.dtype})
+        head: nn.Module = nn.Conv2d(self.num_features, num_classes, 1) if num_classes else nn.Identity()
+        self.num_classes, self.head = num_classes, head.to(next(self.decoder.parameters()))
 
     no_weight_decay = ResNetBase.no_weight_decay
 
@@ -127,12 +118,12 @@ class UNet(nn.Module):
 class _Block(nn.Module):
     """A 3x3 convolution and a mixer, each followed by batch norm and ReLU."""
 
-    def __init__(self, dim: int, dim_out: int, mixer: nn.Module, factory_kwargs: dict[str, Any]) -> None:
+    def __init__(self, dim: int, dim_out: int, mixer: nn.Module) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(dim, dim_out, 3, padding=1, bias=False, **factory_kwargs)
-        self.bn1 = nn.BatchNorm2d(dim_out, **factory_kwargs)
+        self.conv1 = nn.Conv2d(dim, dim_out, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(dim_out)
         self.conv2 = mixer
-        self.bn2 = nn.BatchNorm2d(dim_out, **factory_kwargs)
+        self.bn2 = nn.BatchNorm2d(dim_out)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)), inplace=True)
@@ -141,6 +132,7 @@ class _Block(nn.Module):
 
 _CFG = {"input_size": (3, 256, 256), "num_classes": 2, "first_conv": "encoder.0.conv1", "classifier": "head"}
 _CFG |= {"license": "apache-2.0"}
+_FEATURE_CFG = {"feature_cls": "fx"}  # features are those of nodes in the graph: the modules are not a sequence
 default_cfgs = generate_default_cfgs({"lambda_unet_small.untrained": _CFG, "unet_small.untrained": _CFG})
 
 
@@ -151,7 +143,8 @@ def lambda_unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     1.11 million parameters for two classes, 4.1 billion multiply-adds for an image of 256 x 256.
     overrides: arguments of `UNet`.
     """
-    return _create("lambda_unet_small", pretrained, **{"lambda_stages": 3} | overrides)
+    arguments = {"lambda_stages": 3} | overrides
+    return build_model_with_cfg(UNet, "lambda_unet_small", pretrained, feature_cfg=_FEATURE_CFG, **arguments)
 
 
 @register_model
@@ -161,9 +154,4 @@ def unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     1.94 million parameters for two classes, 3.0 billion multiply-adds for an image of 256 x 256.
     overrides: arguments of `UNet`.
     """
-    return _create("unet_small", pretrained, **overrides)
-
-
-def _create(name: str, pretrained: bool, **arguments: Any) -> nn.Module:
-    # the modules are not a sequence, so features are those of nodes in the graph
-    return build_model_with_cfg(UNet, name, pretrained, feature_cfg={"feature_cls": "fx"}, **arguments)
+    return build_model_with_cfg(UNet, "unet_small", pretrained, feature_cfg=_FEATURE_CFG, **overrides)
