@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from lambdanets.errors import is_out_of_memory
+from lambdanets.signals import check_signals
 from lambdanets_lab.benchmark.peers import Skipped
 from lambdanets_lab.timing import is_noisy, summarize, time_interleaved
 
@@ -97,7 +98,6 @@ def measure_case(
     *,
     repeats: int,
     seconds: float,
-    on_progress: Callable[[str], Any] = lambda message: None,
 ) -> list[Row]:
     """Measure the candidates of a case; return one row for each.
 
@@ -107,7 +107,7 @@ def measure_case(
     rows = {name: Row(case.sizes, name) for name in case.candidates}
     runs: dict[str, Callable[[], Any]] = {}
     for name, prepare in case.candidates.items():
-        on_progress(f"{name}, checking")
+        check_signals()
         try:
             runs[name], rows[name].errors, rows[name].peak_bytes = _check(prepare(), device)
         except Skipped as reason:
@@ -116,13 +116,7 @@ def measure_case(
             message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             rows[name].skip_reason = "out of memory" if is_out_of_memory(error) else message
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    samples = time_interleaved(
-        runs,
-        repeats=repeats,
-        seconds=seconds,
-        synchronize=synchronize,
-        on_progress=on_progress,
-    )
+    samples = time_interleaved(runs, repeats=repeats, seconds=seconds, synchronize=synchronize)
     for name, times in samples.items():
         rows[name].seconds = times
     runs.clear()
