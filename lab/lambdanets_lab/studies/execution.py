@@ -136,15 +136,6 @@ def _read_identity(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / PLAN, dict[str, Any]) if (folder / PLAN).is_file() else None
 
 
-def read_plan(folder: Path) -> Plan:
-    """Read the plan that `begin` wrote. Raises InputError for a folder without a plan."""
-    path = folder / PLAN
-    if not path.is_file():
-        raise InputError(f"{folder} must be the folder of a comparison, got one without {PLAN}")
-    plan = read_json(path, Plan, "start the comparison again in another folder")
-    return make_plan(plan.studies, plan.variants, plan.seeds, plan.recipe)
-
-
 def train_all(plan: Plan, folder: Path) -> Iterator[RunResult]:
     """Train all unfinished runs, and yield the result of each.
 
