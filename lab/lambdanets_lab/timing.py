@@ -11,8 +11,6 @@ from lambdanets.signals import check_signals
 K = TypeVar("K")
 # Minimum number of timed runs of each candidate, even if they exceed the time budget.
 MIN_REPEATS = 3
-# Samples are noisy if the upper quartile is more than this times the lower quartile.
-NOISY_RATIO = 1.5
 
 
 class Summary(NamedTuple):
@@ -59,11 +57,3 @@ def summarize(samples: Sequence[float]) -> Summary:
         return Summary(samples[0], samples[0], samples[0])
     lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
     return Summary(median, lower, upper)
-
-
-def is_noisy(samples: Sequence[float]) -> bool:
-    """Whether the interquartile range is too large to compare medians."""
-    if len(samples) < MIN_REPEATS:
-        return False
-    _, lower, upper = summarize(samples)
-    return upper > NOISY_RATIO * lower

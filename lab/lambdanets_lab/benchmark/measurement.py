@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from lambdanets.errors import is_out_of_memory
 from lambdanets.signals import check_signals
 from lambdanets_lab.benchmark.peers import Skipped
-from lambdanets_lab.timing import is_noisy, summarize, time_interleaved
+from lambdanets_lab.timing import summarize, time_interleaved
 
 # Tolerances of the relative error of outputs and gradients; the errors of a wrong formula are much larger.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -67,9 +67,6 @@ class Case:
     candidates: Mapping[str, Callable[[], Prepared]]
     baseline: str | None = None
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.sizes.items())
-
 
 @dataclass
 class Row:
@@ -83,13 +80,9 @@ class Row:
     peak_bytes: int | None = None
 
     @property
-    def noisy(self) -> bool:
-        return is_noisy(self.seconds)
-
-    @property
     def median(self) -> float | None:
-        """The median time; None if it was not measured, or if the times are noisy."""
-        return summarize(self.seconds).median if self.seconds and not self.noisy else None
+        """The median time; None if it was not measured."""
+        return summarize(self.seconds).median if self.seconds else None
 
 
 def measure_case(

@@ -68,7 +68,6 @@ def run(kind: str, options: CommonOptions) -> None:
         with Progress(f"benchmark {kind}", len(cases), "cases") as progress:
             while cases:
                 case = cases.pop(0)  # releases the inputs of each case after measuring it
-                progress.note("", str(case))
                 measured = measure_case(case, device, repeats=options.repeats, seconds=options.seconds)
                 rows += measured
                 write_json(folder / RESULTS, content | {"rows": [row_to_json(row) for row in rows]})
