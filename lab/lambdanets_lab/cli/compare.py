@@ -3,7 +3,6 @@
 import dataclasses
 import shlex
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,7 +53,11 @@ def main(arguments: list[str]) -> int:
         echo(*usage, "", *lines, "", "lambdanets compare STUDIES --help lists the options.")
         return 0
     if arguments[0].startswith("-"):
-        return _report(parse(Report, arguments, "compare").report)
+        paths = parse(Report, arguments, "compare").report
+        from lambdanets_lab.studies.results import markdown, read_comparison
+
+        echo(*markdown(read_comparison(*paths)).rstrip("\n").split("\n"))
+        return 0
     names, *remaining = arguments
     has_recipe = bool(remaining) and not remaining[0].startswith("-")
     recipe = find_recipe(remaining[0] if has_recipe else "digits")
@@ -85,13 +88,6 @@ def main(arguments: list[str]) -> int:
     with report_errors(f"{program()} compare {shlex.join(command)}", folder / execution.PLAN):
         execution.begin(plan, folder)
         _train(plan, folder)
-    return 0
-
-
-def _report(paths: Sequence[Path]) -> int:
-    from lambdanets_lab.studies.results import markdown, read_comparison
-
-    echo(*markdown(read_comparison(*paths)).rstrip("\n").split("\n"))
     return 0
 
 
