@@ -27,8 +27,6 @@ class Tables:
     """results.json of `lambdanets benchmark tables`, to show with the paper's speeds."""
 
     def __post_init__(self) -> None:
-        if self.figures is not None and self.figures.exists() and not self.figures.is_dir():
-            raise InputError(f"--figures must be a folder, got {self.figures}")
         if self.out is not None and not self.out.parent.is_dir():
             raise InputError(f"--out must be in an existing folder, got {self.out}")
 
