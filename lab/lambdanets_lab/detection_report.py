@@ -17,7 +17,6 @@ from lambdanets_lab.seeds import paired_differences, scores_by_seed
 
 _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 _KINDS = {"bbox": "box", "segm": "mask"}
-_FILES = ("initial_weights", "training_data")
 Run = dict[str, Any]
 
 
@@ -63,7 +62,7 @@ def _read(folder: Path) -> Run:
     recipe = result["recipe"]
     changeable = {*DetectionRecipe.PATHS, *DetectionRecipe.CHANGEABLE}
     identity = {name: value for name, value in recipe.items() if name not in {"seed", *changeable}}
-    for name in _FILES:  # by content: moved files are the same
+    for name in ("initial_weights", "training_data"):  # by content: moved files are the same
         file = result[name]
         identity[name] = file and f"{Path(file['name']).name} ({file['sha256'][:8]})"
     return result | {"seed": recipe["seed"], "identity": identity, "validated_on": result["validation_data"]["sha256"]}

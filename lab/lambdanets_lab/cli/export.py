@@ -14,7 +14,6 @@ from lambdanets.work import check_new_file
 if TYPE_CHECKING:
     from lambdanets_lab.export.export import Exported
 
-WEIGHTS = (".safetensors", ".ckpt")
 DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt2"}
 
 
@@ -83,7 +82,7 @@ def _is_path(source: str) -> bool:
     from lambdanets.models.weights import packaged_models, weights_in
 
     path = Path(source)
-    if weights_in(path) or path.suffix.lower() in WEIGHTS or ":" in source:
+    if weights_in(path) or path.suffix.lower() in (".safetensors", ".ckpt") or ":" in source:
         return True
     return source in packaged_models() or (path.name != source and not source.startswith("timm/"))
 

@@ -181,7 +181,8 @@ def _count_copies(folder: Path, labels: Labels, criteria: dict[str, Any]) -> tup
     the rows and the seed, not on files. Without per_class, every confident row gets one copy. Raises InputError if no
     row is confident.
     """
-    seed, per_class, columns = criteria["seed"], criteria["per_class"], []
+    seed, per_class = criteria["seed"], criteria["per_class"]
+    columns: list[tuple[np.ndarray, ...]] = []
     for name in track(labels.shards, "ranking", len(labels.shards), "tables"):
         table = read_table(folder / f"{name}.parquet", ["key", "class", "confidence"])
         keys = [] if per_class is None else table["key"].to_pylist()
