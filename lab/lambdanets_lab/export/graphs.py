@@ -144,15 +144,19 @@ class _TupleOutput(nn.Module):
         return tuple(outputs.values() if isinstance(outputs, Mapping) else outputs)
 
 
-def fill_zero_norm_weights(network: nn.Module) -> None:
-    """Replace zero-initialized weights of norms, as in residual branches (zero_init_last), in a random network.
+def zero_norm_weights(network: nn.Module) -> list[Tensor]:
+    """Return the weights of norms that are zero-initialized, as in residual branches (zero_init_last).
 
-    The layers before such a norm have no effect on the outputs, so a comparison of outputs would not test them.
+    The layers before such a norm have no effect on the outputs, so a comparison of outputs does not test them.
     """
-    for module in network.modules():
-        weight = getattr(module, "weight", None)
-        if "Norm" in type(module).__name__ and isinstance(weight, Tensor) and not weight.any():
-            nn.init.constant_(weight, _INITIAL_NORM_WEIGHT)
+    weights = [getattr(m, "weight", None) for m in network.modules() if "Norm" in type(m).__name__]
+    return [weight for weight in weights if isinstance(weight, Tensor) and not weight.any()]
+
+
+def fill_zero_norm_weights(network: nn.Module) -> None:
+    """Replace the zeros of `zero_norm_weights`, so that the outputs of a random network depend on all layers."""
+    for weight in zero_norm_weights(network):
+        nn.init.constant_(weight, _INITIAL_NORM_WEIGHT)
 
 
 @torch.no_grad()

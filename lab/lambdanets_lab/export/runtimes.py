@@ -6,10 +6,13 @@ import errno
 import importlib
 import io
 import logging
+import os
+import shutil
 import sys
+import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -57,12 +60,14 @@ def restore_signal_stack() -> Iterator[None]:
 class Runtime(ABC):
     """A file format with the runtime that executes it.
 
-    suffix: suffix of the model file. title: name in messages. packages: what it imports, of an extra.
+    suffix: suffix of the model file. title: name in messages. packages: what it imports, of an extra. int8: whether
+    models can be quantized.
     """
 
     suffix: ClassVar[str]
     title: ClassVar[str]
     packages: ClassVar[tuple[str, ...]] = ()
+    int8: ClassVar[bool] = False
 
     def check_installed(self) -> None:
         """Raise InputError with the install command unless the packages are installed."""
@@ -78,9 +83,33 @@ class Runtime(ABC):
     def open(self, path: Path) -> Run:
         """Return a function that runs the model on images (b, c, H, W), float32 on the CPU, with torch's threads."""
 
+    def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
+        """Replace a model file with one in int8. images: calibration data. Raises InputError without `int8`."""
+        raise InputError(f"int8 must be False for {self.title}, which has no quantization here, got True")
+
+
+def quantize(model: Any, images: Sequence[Tensor], make_input: Callable[[Tensor], Any]) -> Any:
+    """Quantize weights and activations of a model of ONNX or OpenVINO to int8, with ranges from calibration data.
+
+    make_input: converts images to the input of the model. Bias correction is off: it made outputs less accurate.
+    """
+    os.environ.setdefault("NNCF_CI", "1")  # no telemetry
+    for name in ("torch.utils.cpp_extension", "nncf"):  # the first warns if there is no GPU
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with explain_missing_extras():
+        import nncf
+    parameters = nncf.AdvancedQuantizationParameters(disable_bias_correction=True)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # hides progress bars
+            return nncf.quantize(
+                model, nncf.Dataset(images, make_input), subset_size=len(images), advanced_parameters=parameters
+            )
+    except Exception as error:  # NNCF and the runtimes raise many types
+        raise InputError(f"model cannot be quantized by NNCF: {one_line(error)[:300]}") from error
+
 
 class Onnx(Runtime):
-    suffix, title = ".onnx", "ONNX Runtime"
+    suffix, title, int8 = ".onnx", "ONNX Runtime", True
     packages = ("onnxscript", "onnxruntime")
 
     def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
@@ -111,6 +140,11 @@ class Onnx(Runtime):
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return lambda images: [torch.from_numpy(x) for x in session.run(None, {"images": images.numpy()})]
 
+    def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
+        import onnx
+
+        onnx.save(quantize(onnx.load(path), images, lambda batch: {"images": batch.numpy()}), path)
+
 
 def _stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
     """ONNX translation of stable torch.sort, which torch.onnx does not support. ONNX's TopK is stable."""
@@ -123,7 +157,7 @@ def _stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: 
 class OpenVino(Runtime):
     """OpenVINO's format: an .xml file, with the weights in a .bin file next to it. Converted from ONNX."""
 
-    suffix, title = ".xml", "OpenVINO"
+    suffix, title, int8 = ".xml", "OpenVINO", True
     packages = ("openvino", "onnxscript")
 
     def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
@@ -141,10 +175,7 @@ class OpenVino(Runtime):
             if operation.get_type_name() == "TopK" and "/sort" in operation.get_friendly_name():
                 operation.set_attribute("stable", True)
         model.set_rt_info(metadata, [METADATA])
-        try:
-            openvino.save_model(model, path, compress_to_fp16=False)
-        except RuntimeError as error:
-            raise OSError(errno.EIO, f"OpenVINO cannot write it: {one_line(error)[:200]}", str(path)) from error
+        self._save(model, path)
         return [path.with_suffix(".bin"), path]
 
     def open(self, path: Path) -> Run:
@@ -160,6 +191,32 @@ class OpenVino(Runtime):
 
         return run
 
+    def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
+        import openvino
+
+        model = openvino.Core().read_model(path.read_bytes(), path.with_suffix(".bin").read_bytes())
+        metadata = model.get_rt_info([METADATA]).astype(str)
+        with restore_signal_stack():
+            model = quantize(model, images, lambda batch: batch.numpy())
+        model.set_rt_info(metadata, [METADATA])
+        self._save(model, path)
+
+    def _save(self, model: Any, path: Path) -> None:
+        import openvino
+
+        try:
+            openvino.save_model(model, path, compress_to_fp16=False)
+        except RuntimeError as error:
+            raise OSError(errno.EIO, f"OpenVINO cannot write it: {one_line(error)[:200]}", str(path)) from error
+
+
+def _run_module(module: Callable[[Tensor], Iterable[Tensor]]) -> Run:
+    def run(images: Tensor) -> list[Tensor]:
+        with torch.inference_mode():
+            return list(module(images))
+
+    return run
+
 
 class Pt2(Runtime):
     """A file of torch.export, which PyTorch runs without the model's source code."""
@@ -174,13 +231,35 @@ class Pt2(Runtime):
         return [path]
 
     def open(self, path: Path) -> Run:
-        module = torch.export.load(path).module()
-
-        def run(images: Tensor) -> list[Tensor]:
-            with torch.inference_mode():
-                return list(module(images))
-
-        return run
+        return _run_module(torch.export.load(path).module())
 
 
-RUNTIMES: dict[str, Runtime] = {"onnx": Onnx(), "openvino": OpenVino(), "pt2": Pt2()}
+class Aoti(Runtime):
+    """A file with code for this machine's kind of processor, compiled by AOTInductor, and weights."""
+
+    suffix, title = ".pt2", "AOTInductor"
+
+    def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
+        from torch._inductor import aoti_compile_and_package  # imports Triton
+
+        options = {"aot_inductor.metadata": {METADATA: metadata}, "aot_inductor.use_runtime_constant_folding": True}
+        # not beside the new file: on a full disk, AOTInductor aborts the process
+        with tempfile.TemporaryDirectory() as folder:
+            compiled = Path(folder) / path.name
+            try:
+                with without_tracing_warnings():
+                    aoti_compile_and_package(program, package_path=str(compiled), inductor_configs=options)
+            except Exception as error:  # many types: the compiler may be missing or fail
+                raise InputError(
+                    f"model cannot be compiled by AOTInductor with a C++ compiler: {one_line(error)[:300]}"
+                ) from error
+            shutil.copyfile(compiled, path)
+        return [path]
+
+    def open(self, path: Path) -> Run:
+        from torch._inductor import aoti_load_package
+
+        return _run_module(aoti_load_package(str(path)))
+
+
+RUNTIMES: dict[str, Runtime] = {"onnx": Onnx(), "openvino": OpenVino(), "pt2": Pt2(), "aoti": Aoti()}

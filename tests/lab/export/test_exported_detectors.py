@@ -75,9 +75,13 @@ def test_openvino_detector_without_hidden_padding_detects_the_same_objects(
     assert_same_objects(exported, [nn.functional.interpolate(image, (71, 90)) for image in scattered_digits])
 
 
-def test_detector_export_rejects_batches(exported_detector, tmp_path):
-    with pytest.raises(InputError, match="batch_size must be 1 for a detector, got 2"):
-        ln.export(exported_detector.detector, tmp_path / "m.onnx", batch_size=2)
+def test_detector_export_rejects_invalid_arguments(exported_detector, tmp_path):
+    for options, message in (
+        ({"batch_size": 2}, "batch_size must be 1"),
+        ({"to": "aoti"}, "to must be onnx, openvino or"),
+    ):
+        with pytest.raises(InputError, match=f"{message}.* for a detector, got"):
+            ln.export(exported_detector.detector, tmp_path / ("m.pt2" if "to" in options else "m.onnx"), **options)
     assert not list(tmp_path.iterdir())
 
 
