@@ -51,7 +51,7 @@ test-isa: $(VENV)/dev-ready
 	$(PYTEST) $(NUMERICS)
 
 tables: $(VENV)/dev-ready
-	$(BIN)/lambdanets tables --check
+	$(PYTEST) tests/lab/tables
 
 docs: $(VENV)/dev-ready
 	$(BIN)/python dev/docs_sources.py build/docs

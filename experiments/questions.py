@@ -32,7 +32,7 @@ from lambdanets_lab.markdown import format_mean, markdown_table
 from lambdanets_lab.results import read_results, write_results
 from lambdanets_lab.seeds import confidence_interval, paired_differences, processors, scores_by_seed
 from lambdanets_lab.studies.execution import read_top1
-from lambdanets_lab.timing import time_in_turn
+from lambdanets_lab.timing import summarize, time_interleaved
 
 FOLDER = RESULTS / "questions"
 OUT, LEARNING_RATES, STEPS = FOLDER / "runs.json", FOLDER / "learning_rates.json", FOLDER / "steps.json"
@@ -109,7 +109,8 @@ def measure_steps() -> None:
         network = create_model(MODEL, num_classes=10, pattern=PATTERN, **options)
         network = network.to(memory_format=torch.channels_last).train()
         runs[layer] = torch.autocast("cpu", torch.bfloat16)(functools.partial(train_step, network, images))
-    seconds = time_in_turn(runs, repeats=20, seconds=20, on_progress=print)
+    samples = time_interleaved(runs, repeats=20, seconds=20)
+    seconds = {layer: summarize(times)._asdict() for layer, times in samples.items()}
     write_results(STEPS, {"seconds": seconds, "batch": BATCH, "threads": torch.get_num_threads()})
 
 

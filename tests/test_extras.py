@@ -40,7 +40,7 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
         ["evaluate", str(quick_run)],
         ["train", "digits", "--run", "run"],
         ["compare", "mixers", "--out", "study"],
-        ["tables", "--check"],
+        ["tables"],
         ["benchmark", "layer", "--out", "times"],
         ["pseudo-label", str(quick_run), "shards", "labels"],
         ["train", "scattered_digits", "--run", "detector"],

@@ -92,7 +92,7 @@ def modules_in(modules, *packages):
 def test_inference_imports_neither_training_nor_plotting_libraries(outputs):
     after_predict, after_inference = (line.split() for line in outputs[-1])
     assert "lambdanets.inference.detector" in after_predict
-    assert modules_in(after_predict, "matplotlib", "pandas", "torchmetrics", "sklearn", "duckdb", "pyarrow") == []
+    assert modules_in(after_predict, "matplotlib", "pandas", "torchmetrics", "sklearn", "pyarrow") == []
     assert modules_in(after_inference, "lightning", "lambdanets.training", "faster_coco_eval") == []
 
 

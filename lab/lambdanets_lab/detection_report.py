@@ -1,16 +1,15 @@
-"""A table of the average precision of finished runs, with the columns of the paper's Table 14."""
+"""Tables of the average precision of finished runs, with the columns of the paper's Table 14."""
 
 import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
 from lambdanets.records import read_json
 from lambdanets.tasks.recipes import DetectionRecipe
-from lambdanets.terminal import text_table
 from lambdanets.training.recipe import read_recipe
 from lambdanets.training.report import RESULT
 from lambdanets_lab.markdown import format_mean, markdown_table
@@ -18,16 +17,15 @@ from lambdanets_lab.seeds import paired_differences, scores_by_seed
 
 _NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 _KINDS = {"bbox": "box", "segm": "mask"}
-_FILES = ("initial_weights", "training_data")
 Run = dict[str, Any]
 
 
-def report(runs: Sequence[Path], format: Literal["text", "markdown"]) -> str:
-    """Make a table of box and mask AP in percent, with one row per configuration in the order of the run folders.
+def report(runs: Sequence[Path]) -> str:
+    """Make tables of box and mask AP in percent, with one row per configuration in the order of the run folders.
 
     Differences to the first row, over the seeds of both, are in parentheses. Runs that differ
     only in the seed share a row with mean ± std. A dash means that the data has no objects of that
-    size. In the text format, boxes and masks have separate tables.
+    size.
 
     Runs that differ in the content of their initial weights or training data have separate rows, labeled with the file.
 
@@ -51,9 +49,7 @@ def report(runs: Sequence[Path], format: Literal["text", "markdown"]) -> str:
     if len(rows) > 1:
         caption += " In brackets: difference to the first row, over the seeds of both."
     caption += " Mean ± std over seeds." if len(results) > len(rows) else ""
-    if format == "markdown":
-        return f"{markdown_table(*_cells(rows, list(_KINDS)))}\n\n{caption}\n"
-    return "\n".join(text_table(_cells(rows, [kind])) + "\n" for kind in _KINDS) + f"\n{caption}\n"
+    return "\n\n".join([*(markdown_table(*_cells(rows, kind)) for kind in _KINDS), caption])
 
 
 def _read(folder: Path) -> Run:
@@ -66,7 +62,7 @@ def _read(folder: Path) -> Run:
     recipe = result["recipe"]
     changeable = {*DetectionRecipe.PATHS, *DetectionRecipe.CHANGEABLE}
     identity = {name: value for name, value in recipe.items() if name not in {"seed", *changeable}}
-    for name in _FILES:  # by content: moved files are the same
+    for name in ("initial_weights", "training_data"):  # by content: moved files are the same
         file = result[name]
         identity[name] = file and f"{Path(file['name']).name} ({file['sha256'][:8]})"
     return result | {"seed": recipe["seed"], "identity": identity, "validated_on": result["validation_data"]["sha256"]}
@@ -83,14 +79,13 @@ def _label(row: Run, rows: Sequence[Sequence[Run]]) -> str:
     return " ".join([fields["model"], *(f"{name}={value}" for name, value in options.items())])
 
 
-def _cells(rows: Sequence[Sequence[Run]], kinds: Sequence[str]) -> list[list[str]]:
+def _cells(rows: Sequence[Sequence[Run]], kind: str) -> list[list[str]]:
     """The cells of the header and of each row."""
-    columns = [(kind, name) for kind in kinds for name in _NAMES]
-    lines = [["model", "params (M)", "seeds", *(f"{_KINDS[kind]} {name}" for kind, name in columns)]]
+    lines = [["model", "params (M)", "seeds", *(f"{_KINDS[kind]} {name}" for name in _NAMES)]]
     for row in rows:
         cells = []
-        for column in columns:
-            scores, baseline = (scores_by_seed(each, {}, *column) for each in (row, rows[0]))
+        for name in _NAMES:
+            scores, baseline = (scores_by_seed(each, {}, kind, name) for each in (row, rows[0]))
             gains = paired_differences(scores, baseline) if row is not rows[0] else []
             gain = f" ({statistics.fmean(gains):+z.1f})" if gains else ""
             cells.append(format_mean(list(scores.values())) + gain)

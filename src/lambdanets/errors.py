@@ -13,9 +13,9 @@ _MACHINE_ERRORS = ["ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFIL
 
 # The extra of this package that installs each optional dependency, by import name.
 EXTRAS = {
-    **dict.fromkeys(("lightning", "sklearn", "matplotlib", "scipy", "pyarrow", "duckdb"), "train"),
+    **dict.fromkeys(("lightning", "sklearn", "matplotlib", "scipy", "pyarrow"), "train"),
     **dict.fromkeys(("faster_coco_eval", "skimage", "imagecodecs"), "detection"),
-    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "export"),
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino"), "export"),
     **dict.fromkeys(("starlette", "uvicorn"), "demo"),
 }
 

@@ -24,7 +24,7 @@ _OUTPUTS = (
     {"classes.csv", "classes"},  # predict, of a segmenter
     {"predictions.partial"},  # predict, unfinished
     {"scores.json"},  # evaluate
-    {"explanation.npz"},  # explain
+    {"attention.png", "receptive_field.png"},  # explain
     {"comparison.md", "results.json"},  # compare
     {"layer.png", "results.json"},  # benchmark layer
     {"scaling.png", "results.json"},  # benchmark scaling

@@ -52,7 +52,6 @@ def write_empty_page(path, name):
         ("nuclei", "nuclei", 4),
         ("segmentation", "nuclei", 4),
         ("segmentation digits", "digits", 4),
-        ("unet_ablation", "digits", 30),
     ],
 )
 def test_networks_are_trained_with_each_seed_once(name, data, num_runs, commands, tmp_path, monkeypatch):
@@ -86,7 +85,7 @@ def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(command
         monkeypatch.setattr(script, name, tmp_path / f"{name}.json")
     monkeypatch.setattr(script, "BATCH", (2, 3, 8, 8))
     monkeypatch.setattr(
-        script, "time_in_turn", lambda runs, **_: {name: run() or {"median": 1.0} for name, run in runs.items()}
+        script, "time_interleaved", lambda runs, **_: {name: run() or [1.0] for name, run in runs.items()}
     )
     options = [tmp_path / "data", "--work", tmp_path / "runs", "--page", page]
     for step in (["--steps", "--page", page], [*options, "--tune"], options):

@@ -42,23 +42,21 @@ MASKS = (0.426, 0.55, 0.45, 0.242, 0.456, None)
 def test_rows_are_in_percent_with_gains_over_the_first_row(make_run):
     baseline = make_run("baseline", BOXES, MASKS)
     other = make_run("other", (0.494, 0.5996, 0.51, 0.317, 0.522, 0.65), MASKS, model="l", options={"scope": 7})
-    header, _, row_1, row_2, _, caption = report([baseline, other], "markdown").splitlines()
-    assert header == (
-        "| model | params (M) | seeds | box AP | box AP50 | box AP75 | box APs | box APm | box APl "
-        "| mask AP | mask AP50 | mask AP75 | mask APs | mask APm | mask APl |"
+    boxes, masks, caption = (part.splitlines() for part in report([baseline, other]).split("\n\n"))
+    assert boxes[0] == "| model | params (M) | seeds | box AP | box AP50 | box AP75 | box APs | box APm | box APl |"
+    assert boxes[2] == "| resnet50 | 44.1 | 1 | 48.2 | 60.0 | 50.0 | 29.9 | 50.9 | 64.9 |"
+    assert boxes[3].startswith("| l scope=7 | 44.1 | 1 | 49.4 (+1.2) | 60.0 (+0.0) | 51.0 (+1.0) | 31.7 (+1.8) |")
+    assert masks[2] == "| resnet50 | 44.1 | 1 | 42.6 | 55.0 | 45.0 | 24.2 | 45.6 | - |"
+    assert masks[3].endswith("| 45.6 (+0.0) | - |")
+    assert caption[0].endswith(
+        "on nuclei, 98 images. In brackets: difference to the first row, over the seeds of both."
     )
-    assert row_1 == (
-        "| resnet50 | 44.1 | 1 | 48.2 | 60.0 | 50.0 | 29.9 | 50.9 | 64.9 | 42.6 | 55.0 | 45.0 | 24.2 | 45.6 | - |"
-    )
-    assert row_2.startswith("| l scope=7 | 44.1 | 1 | 49.4 (+1.2) | 60.0 (+0.0) | 51.0 (+1.0) | 31.7 (+1.8) |")
-    assert row_2.endswith("| 45.6 (+0.0) | - |")
-    assert caption.endswith("on nuclei, 98 images. In brackets: difference to the first row, over the seeds of both.")
 
 
 def test_seeds_are_one_row_and_gains_are_of_the_same_seeds(make_run):
     runs = [make_run(f"seed{seed}", (ap, *BOXES[1:]), MASKS, seed=seed) for seed, ap in enumerate((0.4, 0.42, 0.47))]
     runs.append(make_run("other", BOXES, MASKS, model="l"))
-    _, _, row_1, row_2, _, caption = report(runs, "markdown").splitlines()
+    _, _, row_1, row_2, *_, caption = report(runs).splitlines()
     assert row_1.startswith("| resnet50 | 44.1 | 3 | 43.0 ± 3.6 | 60.0 ± 0.0 |")
     assert row_2.startswith("| l | 44.1 | 1 | 48.2 (+8.2) | 60.0 (+0.0) |")
     assert caption.endswith("Mean ± std over seeds.")
@@ -68,8 +66,8 @@ def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
     valid = make_run("valid", BOXES, MASKS)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty must be the folder of a finished run, got one without result\.json"):
-        report([valid, tmp_path / "empty"], "text")
+        report([valid, tmp_path / "empty"])
     with pytest.raises(InputError, match=r"the same validation data, got others in .*valid and .*elsewhere"):
-        report([valid, make_run("elsewhere", BOXES, MASKS, data="others")], "text")
+        report([valid, make_run("elsewhere", BOXES, MASKS, data="others")])
     with pytest.raises(InputError, match=r"got .*again with the recipe and seed of another"):
-        report([valid, make_run("again", BOXES, MASKS)], "text")
+        report([valid, make_run("again", BOXES, MASKS)])

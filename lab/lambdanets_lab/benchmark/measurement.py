@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from lambdanets.errors import is_out_of_memory
+from lambdanets.signals import check_signals
 from lambdanets_lab.benchmark.peers import Skipped
-from lambdanets_lab.timing import is_noisy, summarize, time_interleaved
+from lambdanets_lab.timing import summarize, time_interleaved
 
 # Tolerances of the relative error of outputs and gradients; the errors of a wrong formula are much larger.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -66,9 +67,6 @@ class Case:
     candidates: Mapping[str, Callable[[], Prepared]]
     baseline: str | None = None
 
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.sizes.items())
-
 
 @dataclass
 class Row:
@@ -82,13 +80,9 @@ class Row:
     peak_bytes: int | None = None
 
     @property
-    def noisy(self) -> bool:
-        return is_noisy(self.seconds)
-
-    @property
     def median(self) -> float | None:
-        """The median time; None if it was not measured, or if the times are noisy."""
-        return summarize(self.seconds).median if self.seconds and not self.noisy else None
+        """The median time; None if it was not measured."""
+        return summarize(self.seconds).median if self.seconds else None
 
 
 def measure_case(
@@ -97,7 +91,6 @@ def measure_case(
     *,
     repeats: int,
     seconds: float,
-    on_progress: Callable[[str], Any] = lambda message: None,
 ) -> list[Row]:
     """Measure the candidates of a case; return one row for each.
 
@@ -107,7 +100,7 @@ def measure_case(
     rows = {name: Row(case.sizes, name) for name in case.candidates}
     runs: dict[str, Callable[[], Any]] = {}
     for name, prepare in case.candidates.items():
-        on_progress(f"{name}, checking")
+        check_signals()
         try:
             runs[name], rows[name].errors, rows[name].peak_bytes = _check(prepare(), device)
         except Skipped as reason:
@@ -116,13 +109,7 @@ def measure_case(
             message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             rows[name].skip_reason = "out of memory" if is_out_of_memory(error) else message
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    samples = time_interleaved(
-        runs,
-        repeats=repeats,
-        seconds=seconds,
-        synchronize=synchronize,
-        on_progress=on_progress,
-    )
+    samples = time_interleaved(runs, repeats=repeats, seconds=seconds, synchronize=synchronize)
     for name, times in samples.items():
         rows[name].seconds = times
     runs.clear()

@@ -10,6 +10,7 @@ from lambdanets.adoption.families import HOLOCRON, LUCIDRAINS, TIMM
 from lambdanets.adoption.layout import Family, scatter
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.embeddings import RelativeEmbedding
+from lambdanets.layers.pooling import average_pool
 from lambdanets_lab.results import installed_version
 
 
@@ -59,9 +60,5 @@ def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
     shapes = {name: tuple(tensor.shape) for name, tensor in zeros.items()}
     converted = scatter(peer.family.sources(theirs), layer.state_dict(), shapes)
     theirs.load_state_dict(zeros | converted)  # our layer has no biases
-    if layer.stride == 1:
-        return theirs
     # the peers do not pool; the paper averages over 3x3 positions for stride 2
-    stride = layer.stride
-    pool = nn.AvgPool2d(2 * stride - 1, stride, padding=stride - 1, count_include_pad=False)
-    return nn.Sequential(theirs, pool)
+    return theirs if layer.stride == 1 else nn.Sequential(theirs, average_pool(layer.stride, 2))

@@ -21,7 +21,7 @@ _LABELS = {CONVOLUTION: "3x3 convolution"}
 
 def row_to_json(row: Row) -> dict[str, Any]:
     """A row with its statistics, for results.json."""
-    content = dataclasses.asdict(row) | {"noisy": row.noisy}
+    content = dataclasses.asdict(row)
     if row.seconds:
         names = ("median_seconds", "lower_quartile_seconds", "upper_quartile_seconds")
         content |= zip(names, summarize(row.seconds), strict=True)
@@ -53,33 +53,23 @@ def case_table(rows: Sequence[Row], baseline: str | None, batch_size: int | None
     """Format the rows of one case as a text table, with ratios to a baseline. batch_size: to show images/s."""
     title = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in rows[0].sizes.items())
     ratio = {row.candidate: value for row, value in ratios(rows, baseline)}
-    cells = [_cells(row, batch_size) for row in rows]
-    for row, cell in zip(rows, cells, strict=True):
-        if row.candidate in ratio:
-            cell[f"/ {baseline}"] = f"{ratio[row.candidate]:.2f}"
-    order = ("candidate", "median ms", "quartiles", "runs", "images/s", "peak MiB", f"/ {baseline}", "error")
-    header = [name for name in order if any(name in cell for cell in cells)]
-    pairs = list(zip(rows, cells, strict=True))
-    lines = [[cell.get(name, "") for name in header] for row, cell in pairs if not row.skip_reason]
-    skipped = [f"  {row.candidate} skipped: {row.skip_reason}" for row in rows if row.skip_reason]
-    return "\n".join(["", title, text_table([header, *lines]), *skipped])
-
-
-def _cells(row: Row, batch_size: int | None) -> dict[str, str]:
-    """The cells of a row by column."""
-    cells = {"candidate": row.candidate}
-    if row.seconds and not row.skip_reason:
+    lines = []
+    for row in (row for row in rows if not row.skip_reason):
         median, lower, upper = summarize(row.seconds)
-        cells["median ms"] = f"{median * 1e3:.2f}"
-        cells["quartiles"] = f"{lower * 1e3:.2f} to {upper * 1e3:.2f}{' (noisy)' * row.noisy}"
-        cells["runs"] = str(len(row.seconds))
+        cells = {"candidate": row.candidate, "median ms": f"{median * 1e3:.2f}"}
+        cells |= {"quartiles": f"{lower * 1e3:.2f} to {upper * 1e3:.2f}", "runs": str(len(row.seconds))}
         if batch_size is not None:
             cells["images/s"] = f"{batch_size / median:.1f}"
-    if row.peak_bytes is not None:
-        cells["peak MiB"] = f"{row.peak_bytes / 2**20:.2f}"
-    if row.errors:
-        cells["error"] = f"{max(row.errors.values()):.0e}"
-    return cells
+        cells["peak MiB"] = f"{(row.peak_bytes or 0) / 2**20:.2f}"
+        if row.candidate in ratio:
+            cells[f"/ {baseline}"] = f"{ratio[row.candidate]:.2f}"
+        if row.errors:
+            cells["error"] = f"{max(row.errors.values()):.0e}"
+        lines.append(cells)
+    header = [*dict.fromkeys(["candidate", *(name for cells in lines for name in cells)])]
+    table = text_table([header, *([cells.get(name, "") for name in header] for cells in lines)])
+    skipped = [f"  {row.candidate} skipped: {row.skip_reason}" for row in rows if row.skip_reason]
+    return "\n".join(["", title, table, *skipped])
 
 
 def draw_layer_times(rows: Sequence[Row]) -> Figure:

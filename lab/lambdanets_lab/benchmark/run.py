@@ -65,12 +65,10 @@ def run(kind: str, options: CommonOptions) -> None:
         done = [row.sizes for row in rows]
         cases = [case for case in make_cases(options, device, rows) if case.sizes not in done]
         echo(describe_setup(content))
-        limits: Any = {"repeats": options.repeats, "seconds": options.seconds}
         with Progress(f"benchmark {kind}", len(cases), "cases") as progress:
             while cases:
                 case = cases.pop(0)  # releases the inputs of each case after measuring it
-                progress.note("", str(case))
-                measured = measure_case(case, device, **limits, on_progress=progress.note)
+                measured = measure_case(case, device, repeats=options.repeats, seconds=options.seconds)
                 rows += measured
                 write_json(folder / RESULTS, content | {"rows": [row_to_json(row) for row in rows]})
                 progress.update()

@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -13,6 +13,9 @@ from lambdanets.cli.train import parse_with_recipe, report_errors
 from lambdanets.errors import InputError
 from lambdanets.records import Seed, record
 from lambdanets.terminal import echo
+
+if TYPE_CHECKING:
+    from lambdanets_lab.studies.execution import Plan
 
 
 @record
@@ -24,22 +27,16 @@ class Compare:
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0, 1, 2)
     """Random seeds; one run per variant and seed."""
     out: Path | None = None
-    """Folder for the runs and results; the same command resumes. By default comparisons/STUDIES-DATE-TIME."""
+    """Folder for the runs and results; the same command resumes, and several processes may train in it. By default
+    comparisons/STUDIES-DATE-TIME."""
 
 
 @record
-class ResumeOrReport:
-    """Resume a comparison, or print its tables."""
+class Report:
+    """Print the tables of comparisons."""
 
-    resume: Path | None = None
-    """Folder of a comparison to resume; several processes may train in it."""
-    report: tuple[Path, ...] = ()
+    report: Annotated[tuple[Path, ...], Field(min_length=1)]
     """Files results.json of comparisons to merge, such as of other seeds, and to print as tables."""
-
-    def __post_init__(self) -> None:
-        if (self.resume is None) == (not self.report):
-            got = "neither" if self.resume is None else "both"
-            raise InputError(f"lambdanets compare must have one of --resume and --report, got {got}")
 
 
 def main(arguments: list[str]) -> int:
@@ -51,13 +48,16 @@ def main(arguments: list[str]) -> int:
         lines = [f"  {name:<18}{study.question}" for name, study in STUDIES.items()]
         usage = [
             "usage: lambdanets compare STUDIES [RECIPE] ...   train; STUDIES: such as mixers, or mixers,scope, or all",
-            "       lambdanets compare --resume DIR           resume; several processes may train in DIR",
             "       lambdanets compare --report RESULTS.json  print the tables; merges several files",
         ]
         echo(*usage, "", *lines, "", "lambdanets compare STUDIES --help lists the options.")
         return 0
     if arguments[0].startswith("-"):
-        return _resume_or_report(parse(ResumeOrReport, arguments, "compare"))
+        paths = parse(Report, arguments, "compare").report
+        from lambdanets_lab.studies.results import markdown, read_comparison
+
+        echo(*markdown(read_comparison(*paths)).rstrip("\n").split("\n"))
+        return 0
     names, *remaining = arguments
     has_recipe = bool(remaining) and not remaining[0].startswith("-")
     recipe = find_recipe(remaining[0] if has_recipe else "digits")
@@ -77,47 +77,25 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"--seed must not be given, got {requested.seed}; use --seeds, such as --seeds {requested.seed}"
         )
-    _reject_torchrun()
-    from lambdanets_lab.studies import execution
-
-    plan = execution.make_plan(studies, options.variants, options.seeds, requested)
-    folder = options.out or Path("comparisons") / f"{names.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with report_errors(_resume_command(folder), folder / execution.PLAN):
-        execution.begin(plan, folder)
-        _train(folder)
-    return 0
-
-
-def _resume_or_report(options: ResumeOrReport) -> int:
-    from lambdanets_lab.studies import execution
-    from lambdanets_lab.studies.results import markdown, read_comparison
-
-    if options.report:
-        echo(*markdown(read_comparison(*options.report)).rstrip("\n").split("\n"))
-    elif options.resume is not None:
-        _reject_torchrun()
-        with report_errors(_resume_command(options.resume), options.resume / execution.PLAN):
-            _train(options.resume)
-    return 0
-
-
-def _resume_command(folder: Path) -> str:
-    return f"{program()} compare --resume {shlex.quote(str(folder))}"
-
-
-def _reject_torchrun() -> None:
     from lambdanets.training.distributed import get_world
+    from lambdanets_lab.studies import execution
 
     if get_world().world_size > 1:
-        raise InputError("lambdanets compare must not run under torchrun; start it once per GPU, with --resume")
+        raise InputError("lambdanets compare must not run under torchrun; start the same command once per GPU")
+    plan = execution.make_plan(studies, options.variants, options.seeds, requested)
+    folder = options.out or Path("comparisons") / f"{names.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    command = [*arguments, *([] if options.out else ["--out", str(folder)])]
+    with report_errors(f"{program()} compare {shlex.join(command)}", folder / execution.PLAN):
+        execution.begin(plan, folder)
+        _train(plan, folder)
+    return 0
 
 
-def _train(folder: Path) -> None:
-    """Train the unfinished runs of a folder's plan, update the results after each, and print them at the end."""
-    from lambdanets_lab.studies.execution import read_plan, read_results, train_all
+def _train(plan: "Plan", folder: Path) -> None:
+    """Train the unfinished runs of a plan, update the results after each, and print them at the end."""
+    from lambdanets_lab.studies.execution import read_results, train_all
     from lambdanets_lab.studies.results import RESULTS, TABLE, collect, markdown, write_summary
 
-    plan = read_plan(folder)
     num_runs, results = len(plan.runs()), read_results(plan, folder)
     echo(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {num_runs} runs, {len(results)} done")
     for run in train_all(plan, folder):

@@ -21,7 +21,7 @@ class Explain:
     image: Annotated[Path, POSITIONAL]
     """Image file."""
     out: Path
-    """New folder for figures (PNG) and numbers (explanation.npz)."""
+    """New folder for figures (PNG)."""
     at: tuple[int, int] | None = None
     """Row and column of a pixel, for its attention map and receptive field; by default the center of the image."""
     channel: int | None = None

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from lambdanets_lab.export.int8 import Quantization
 
 MIN_IMAGES = 200  # one of 200 images is 0.5 percentage points of accuracy, the maximum loss by quantization
-WEIGHTS = (".safetensors", ".ckpt")
 DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt2", "aoti": "model.aoti.pt2"}
 
 
@@ -91,7 +90,7 @@ def _is_path(source: str) -> bool:
     from lambdanets.models.weights import packaged_models, weights_in
 
     path = Path(source)
-    if weights_in(path) or path.suffix.lower() in WEIGHTS or ":" in source:
+    if weights_in(path) or path.suffix.lower() in (".safetensors", ".ckpt") or ":" in source:
         return True
     return source in packaged_models() or (path.name != source and not source.startswith("timm/"))
 

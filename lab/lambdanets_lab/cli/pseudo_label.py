@@ -86,18 +86,15 @@ def _select(arguments: list[str]) -> int:
     options = parse(Select, arguments, "pseudo-label select")
     from lambdanets_lab.pseudo.tables import SELECTION, select
 
-    started = time.monotonic()
     with resumable("finished tables are kept"):
         selection = select(
             options.labels, options.out, confidence=options.confidence, per_class=options.per_class, seed=options.seed
         )
-    seconds = time.monotonic() - started
     echo(f"{selection.rows:,} rows, {selection.confident:,} with confidence of at least {options.confidence:g}")
     copies = f", {selection.images:,} images counting repeats" if options.per_class is not None else ""
     echo(f"{selection.kept:,} kept{copies}")
     for count, classes in ((f"fewer than {options.per_class}", selection.short), ("none", selection.without)):
         if classes:
             echo(f"classes with {count} ({len(classes)}): {first_few(classes)}")
-    echo(f"{seconds:.1f} s, {selection.rows / max(seconds, 1e-9):,.0f} rows/s")
     echo(f"written to {options.out}: one table per shard, and {SELECTION}")
     return 0

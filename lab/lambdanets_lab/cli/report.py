@@ -1,7 +1,7 @@
 """`lambdanets report`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
@@ -11,12 +11,10 @@ from lambdanets.terminal import echo
 
 @record
 class Report:
-    """Print box and mask AP of finished detection runs in percent, with gains over the first run."""
+    """Print box and mask AP of finished detection runs in percent as Markdown, with gains over the first run."""
 
     runs: Annotated[tuple[Path, ...], POSITIONAL] = ()
     """Folders of finished runs; runs that differ only in the seed are averaged. Gains are relative to the first row."""
-    format: Literal["text", "markdown"] = "text"
-    """Output format."""
 
 
 def main(arguments: list[str]) -> int:
@@ -26,5 +24,5 @@ def main(arguments: list[str]) -> int:
         raise InputError("RUNS must be at least one folder of a finished run, got none")
     from lambdanets_lab.detection_report import report
 
-    echo(*report(options.runs, options.format).split("\n"))
+    echo(*report(options.runs).split("\n"))
     return 0

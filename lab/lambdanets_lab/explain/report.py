@@ -1,4 +1,4 @@
-"""Figures and numbers of an explanation, in a folder."""
+"""Figures of an explanation, in a folder."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import numpy as np
 from PIL import Image
 
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_open
 from lambdanets.terminal import text_table
 from lambdanets_lab.explain import figures
 from lambdanets_lab.explain.explanation import Explanation
@@ -15,11 +14,7 @@ from lambdanets_lab.explain.explanation import Explanation
 def write_report(
     explanation: Explanation, image: Image.Image, layer: str, at: tuple[int, int], folder: Path
 ) -> list[str]:
-    """Write figures and numbers; return lines about all layers and the receptive field of a pixel (row, column).
-
-    The figures are over the image. explanation.npz has "content" and "position" (h, H, W[, u]), "at" (of the
-    layer's map), "keys" if the layer has a content term, "gradient" and "box" of the receptive field, and "share/NAME"
-    for each layer.
+    """Write figures over the image; return lines about all layers and the receptive field of a pixel (row, column).
 
     Raises InputError for an invalid layer or pixel, and for networks with lambda layers on anything but 2-D maps.
     """
@@ -28,30 +23,18 @@ def write_report(
         raise InputError("model must have only lambda layers on 2-D maps to draw figures")
     attention, field = explanation.attention_map(layer, at), explanation.receptive_field(layer, at)
     shares = {name: explanation.position_share(name).cpu().numpy() for name in explanation.layers}
-    arrays = {
-        "content": attention.content.cpu().numpy(),
-        "position": attention.position.cpu().numpy(),
-        "at": np.array(attention.at),
-        "gradient": field.gradient.cpu().numpy(),
-        "box": np.array(field.box),
-        **{f"share/{name}": share for name, share in shares.items()},
-    }
-    lambda_layer = explanation.calls[layer].layer
-    if lambda_layer.key_projection is not None:
-        arrays["keys"] = explanation.keys(layer).cpu().numpy()
-
     figures.draw_attention(attention, view, image, at, folder / "attention.png")
     panels = {f"{name}\nmean {share.mean():.2f}": share for name, share in shares.items()}
     figures.draw_panels(panels, "share of the position term in the output", view, image, folder / "shares.png")
     figures.draw_receptive_field(field, image, at, folder / "receptive_field.png")
-    if "keys" in arrays:
-        keys = np.moveaxis(arrays["keys"], 0, 2) if lambda_layer.multi_head else arrays["keys"]
+    lambda_layer = explanation.calls[layer].layer
+    if lambda_layer.key_projection is not None:
+        keys = explanation.keys(layer).cpu().numpy()
+        keys = np.moveaxis(keys, 0, 2) if lambda_layer.multi_head else keys
         keys = np.moveaxis(keys.reshape(*keys.shape[:2], -1), 2, 0)
         panels = {f"key {number}": key / (np.abs(key).max() or 1.0) for number, key in enumerate(keys)}
         label = "weight in the content lambda / its maximum"
         figures.draw_panels(panels, label, view, image, folder / "keys.png", layer)
-    with atomic_open(folder / "explanation.npz") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
     rows = [("layer", "map", "heads", "position share")]
     for name, share in shares.items():
         size = "{} x {}".format(*share.shape)

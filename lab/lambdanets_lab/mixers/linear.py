@@ -78,8 +78,8 @@ class Performer(Mixer):
     each row w of a random matrix W (r, c), with c = dim_out / h. Each block of c rows is orthogonal, and the norms of
     the rows have the distribution of the norms of Gaussian vectors. Subclasses define phi. There is no position term.
 
-    W is sampled once, shared by the heads, and a buffer in the state dict; `redraw_features` samples it again. Features
-    and sums are computed in float32 or float64.
+    W is sampled once, from the default CPU generator, shared by the heads, and a buffer in the state dict. Features and
+    sums are computed in float32 or float64.
 
     Args:
         heads: h, must divide dim_out; default 8.
@@ -110,11 +110,7 @@ class Performer(Mixer):
         self.heads = heads
         self.projection = conv1x1(dim, 3 * self.dim_out)
         self.register_buffer("weights", torch.empty(random_features, depth))
-        self.redraw_features()
-
-    def redraw_features(self) -> None:
-        """Sample W again, from the default CPU generator. A model trained with the old W may lose accuracy."""
-        self.weights.copy_(orthogonal_rows(*self.weights.shape))
+        self.weights.copy_(orthogonal_rows(random_features, depth))
 
     def mix(self, x: Tensor) -> Tensor:
         projected = self.projection(x)

@@ -18,30 +18,26 @@ def check_scope(scope: Any) -> None:
         raise ValueError(f"scope must be odd, got {scope}")
 
 
-def pad_zeros(maps: Tensor, scope: int) -> Tensor:
-    return F.pad(maps, (scope // 2,) * 4)
+def neighbors(maps: Tensor, scope: int, padding: str) -> Tensor:
+    """Return the r x r neighborhood of each position, (b, c, r r, n), of maps (b, c, H, W).
 
-
-def pad_border(maps: Tensor, scope: int) -> Tensor:
-    """Replicate the border. Unlike reflection, this works for maps of any size."""
-    return F.pad(maps, (scope // 2,) * 4, mode="replicate")
-
-
-def neighbors(padded: Tensor, scope: int) -> Tensor:
-    """Return the r x r neighborhood of each position, (b, c, r r, n), of padded maps (b, c, H + r - 1, W + r - 1)."""
+    padding: a mode of F.pad: "constant" for zeros, or "replicate", which unlike reflection works for maps of any size.
+    """
+    padded = F.pad(maps, (scope // 2,) * 4, padding)
     return F.unfold(padded, scope).unflatten(1, (padded.shape[1], scope * scope))
 
 
-def weighted_sum(weights: Tensor, padded: Tensor, scope: int) -> Tensor:
+def weighted_sum(weights: Tensor, maps: Tensor, scope: int, padding: str) -> Tensor:
     """Return the weighted sum over the neighborhood of each position, (b, g c, H, W), with g groups of channels.
 
-    y[g,c,n] = sum_j weights[g,j,n] padded[g,c,n + j], for weights (b, g, r r, n) and padded maps (b, g c, H + r - 1,
-    W + r - 1). It accumulates shifted maps, because unfolding all channels would need r r times their memory. Sums
+    y[g,c,n] = sum_j weights[g,j,n] maps[g,c,n + j], for weights (b, g, r r, n) and maps (b, g c, H, W), padded as in
+    `neighbors`. It accumulates shifted maps, because unfolding all channels would need r r times their memory. Sums
     are in float32 or wider.
     """
-    dtype, compute_dtype = torch.promote_types(weights.dtype, padded.dtype), accumulation_dtype(padded.dtype)
-    weights, padded = weights.to(compute_dtype), padded.to(compute_dtype)
-    height, width = padded.shape[2] - scope + 1, padded.shape[3] - scope + 1
+    dtype, compute_dtype = torch.promote_types(weights.dtype, maps.dtype), accumulation_dtype(maps.dtype)
+    height, width = maps.shape[2:]
+    padded = F.pad(maps, (scope // 2,) * 4, padding).to(compute_dtype)
+    weights = weights.to(compute_dtype)
     groups = padded.unflatten(1, (weights.shape[1], -1))
     weights = weights.unflatten(3, (height, width)).unsqueeze(2)  # (b, g, 1, r r, H, W)
     total = weights.new_zeros(())
@@ -88,10 +84,10 @@ class LocalRelation(Mixer):
         radius = self.scope // 2
         offsets = torch.arange(-radius, radius + 1, device=x.device).to(self.projection.weight.dtype) / max(radius, 1)
         prior = self.geometry_prior(torch.cartesian_prod(offsets, offsets)).mT.unsqueeze(-1)  # (g, r r, 1)
-        similarity = -(queries.flatten(2).unsqueeze(2) - neighbors(pad_zeros(keys, self.scope), self.scope)).square()
-        on_map = neighbors(pad_zeros(torch.ones_like(x[:1, :1]), self.scope), self.scope) > 0
+        similarity = -(queries.flatten(2).unsqueeze(2) - neighbors(keys, self.scope, "constant")).square()
+        on_map = neighbors(torch.ones_like(x[:1, :1]), self.scope, "constant") > 0
         weights = (similarity + prior).masked_fill(~on_map, -torch.inf).softmax(dim=2)
-        return weighted_sum(weights, pad_zeros(self.value_projection(x), self.scope), self.scope)
+        return weighted_sum(weights, self.value_projection(x), self.scope, "constant")
 
 
 class PairwiseAttention(Mixer):
@@ -128,9 +124,9 @@ class PairwiseAttention(Mixer):
         queries, keys, values = self.projection(x).split([self.depth, self.depth, self.dim_out], dim=1)
         positions = self._positions(x).to(queries.dtype).expand(x.shape[0], -1, -1, -1)
         queries, keys = torch.cat([queries, positions], dim=1), torch.cat([keys, positions], dim=1)
-        relation = queries.flatten(2).unsqueeze(2) - neighbors(pad_border(keys, self.scope), self.scope)
+        relation = queries.flatten(2).unsqueeze(2) - neighbors(keys, self.scope, "replicate")
         weights = self.weighing(relation).softmax(dim=2)
-        return weighted_sum(weights, pad_border(values, self.scope), self.scope)
+        return weighted_sum(weights, values, self.scope, "replicate")
 
     def _positions(self, x: Tensor) -> Tensor:
         """Return p (1, 2, H, W)."""
@@ -165,10 +161,10 @@ class PatchwiseAttention(Mixer):
 
     def mix(self, x: Tensor) -> Tensor:
         queries, keys, values = self.projection(x).split([self.depth, self.depth, self.dim_out], dim=1)
-        patches = neighbors(pad_border(keys, self.scope), self.scope).flatten(1, 2)
+        patches = neighbors(keys, self.scope, "replicate").flatten(1, 2)
         features = torch.cat([queries.flatten(2), patches], dim=1).unflatten(2, x.shape[2:])
         weights = self.weighing(features).flatten(2).unflatten(1, (self.groups, -1))
-        return weighted_sum(weights, pad_border(values, self.scope), self.scope)
+        return weighted_sum(weights, values, self.scope, "replicate")
 
 
 def _gamma(channels: int, hidden: int, outputs: int) -> nn.Sequential:

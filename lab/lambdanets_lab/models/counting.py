@@ -1,4 +1,4 @@
-"""Parameter and FLOP counts of networks on the meta device, counted as in the paper."""
+"""FLOP counts of networks on the meta device, counted as in the paper."""
 
 import math
 from typing import Any
@@ -9,11 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets.inference.predictor import evaluation_mode
 from lambdanets.ops.position.torch_compile import interaction_flops
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Return the number of parameters, including frozen ones; shared parameters count once."""
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_flops(model: nn.Module, image_size: int, *, single_application: bool = False) -> int:

@@ -10,7 +10,6 @@ from timm.models._efficientnet_builder import decode_arch_def
 from timm.models.efficientnet import EfficientNet
 from torch import Tensor, nn
 
-from lambdanets.errors import InputError
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models.lambda_resnet import ResNetBase
 
@@ -89,11 +88,6 @@ class LambdaMobileNetV2(EfficientNet):
         for number in lambda_blocks:
             stage, i = locations[number - 1]
             block = stage[i]
-            if number < 1 or not block.has_skip:
-                raise InputError(
-                    "lambda_blocks must be blocks with stride 1 and equal numbers of input and output channels, "
-                    f"got block {number}"
-                )
             stage[i] = LightweightLambdaBlock(
                 block.conv_pwl.out_channels,
                 query_depth=query_depth,

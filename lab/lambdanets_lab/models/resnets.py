@@ -4,7 +4,6 @@ The baselines are ResNet-RS without squeeze-and-excitation (Tables 6, 13 and 14)
 resnetrs50 to resnetrs420.
 """
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -47,10 +46,6 @@ class MixerResNet(ResNetBase):
     """
 
     def __init__(self, *, mixer: str, mixer_blocks: Blocks, mixer_options: dict[str, Any], **resnet: Any) -> None:
-        if unknown := sorted(resnet.keys() - {"small_images"} - inspect.signature(ResNet).parameters.keys()):
-            known = option_names(mixer)
-            hint = nearest_hint(unknown[0], known) or f"; its options are: {', '.join(known) or 'none'}"
-            raise TypeError(f"mixer {mixer} has no option {', '.join(unknown)}{hint}")
         super().__init__(**resnet)
         if mixer == "channel_attention":
             for stage, numbers in zip(self.stages(), mixer_blocks, strict=True):

@@ -11,34 +11,24 @@ images of each class; images of classes with fewer are repeated.
 """
 
 import hashlib
-import os
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lambdanets.errors import InputError, one_line
+from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.progress import track
 from lambdanets.records import read_json, write_json
-from lambdanets.signals import check_signals
 from lambdanets.work import WorkFolder
-
-if TYPE_CHECKING:
-    import duckdb
 
 DESCRIPTION = "pseudo-labels.json"
 SELECTION = "selection.json"
 _CRITERIA = "criteria.json"  # of a selection, written before its tables
-MEMORY_LIMIT = "1GB"  # of DuckDB; larger data is spilled to disk
-THREADS = min(4, os.cpu_count() or 1)
 
 _COLUMNS = {
     "key": pa.string(),
@@ -137,29 +127,6 @@ def read_selection(folder: Path) -> Selection:
     return read_json(folder / SELECTION, Selection, "remove it and select again")
 
 
-# Each class gets per_class images: every confident row gets `base` copies, and the first `extra` rows one more. Rows
-# are ordered by confidence (only if base is 0), then by the MD5 hash of seed and key. So the result depends only on the
-# rows and the seed, not on files or threads. Without per_class, every confident row gets one copy.
-_CANDIDATES = "CREATE TABLE candidates (shard INT, row INT, class INT, confidence FLOAT, hash UHUGEINT)"
-_ADD = """
-INSERT INTO candidates SELECT $shard, row, class, confidence, md5_number($seed || ' ' || key)
-FROM labels WHERE confidence >= $confidence::FLOAT
-"""
-_COUNT = """
-CREATE TABLE classes AS
-SELECT class, count(*) AS confident, coalesce($n // count(*), 1) AS base, coalesce($n % count(*), 0) AS extra
-FROM candidates GROUP BY class
-"""
-_RANK = """
-CREATE TABLE copies AS SELECT shard, row, base + (rank <= extra)::INT AS copies
-FROM (
-    SELECT shard, row, base, extra,
-        row_number() OVER (PARTITION BY class ORDER BY IF(base = 0, confidence, 0) DESC, hash) AS rank
-    FROM candidates JOIN classes USING (class)
-) WHERE base > 0 OR rank <= extra ORDER BY shard, row
-"""
-
-
 def select(
     folder: Path, out: Path, *, confidence: float = 0.3, per_class: int | None = None, seed: int = 0
 ) -> Selection:
@@ -170,8 +137,8 @@ def select(
     The seed determines which rows get more copies, and which rows of equal confidence are selected.
 
     If interrupted, call it again: only the missing tables are written. Raises InputError for labels that are missing or
-    damaged, for an output folder with other files, and if no row is confident enough or the disk is full. Raises
-    InUseError if another process writes into the folder.
+    damaged, for an output folder with other files, and if no row is confident enough. Raises InUseError if another
+    process writes into the folder.
     """
     labels = open_labels(folder)
     sizes = [(name, (folder / f"{name}.parquet").stat().st_size) for name in labels.shards]
@@ -181,24 +148,19 @@ def select(
     if work.is_started() and (out / SELECTION).is_file():
         return read_selection(out)
     with work.open():
-        with _open_database(out / ".duckdb.unfinished") as database:
-            rows, confident = _rank(database, folder, labels, criteria)
-            write_json(out / _CRITERIA, criteria)
-            kept, shards = 0, {}
-            for number, name in enumerate(track(labels.shards, "selecting", len(labels.shards), "tables")):
-                check_signals()
-                path = out / f"{name}.parquet"
-                if not path.is_file():
-                    table = read_table(folder / path.name)
-                    found = database.execute("SELECT row, copies FROM copies WHERE shard = $1", [number]).fetchnumpy()
-                    copies = np.zeros(len(table), np.int32)
-                    copies[found["row"]] = found["copies"]
-                    _write(path, table.append_column("copies", [copies]).filter(pa.array(copies > 0)))
-                written = read_table(path, ["copies"])["copies"]
-                kept, shards[name] = kept + len(written), pc.sum(written).as_py() or 0
+        copies, confident = _count_copies(folder, labels, criteria)
+        write_json(out / _CRITERIA, criteria)
+        kept, shards = 0, {}
+        tables = track(labels.shards, "selecting", len(labels.shards), "tables")
+        for name, counts in zip(tables, copies, strict=True):
+            path = out / f"{name}.parquet"
+            if not path.is_file():
+                table = read_table(folder / path.name).append_column("copies", [counts])
+                _write(path, table.filter(pa.array(counts > 0)))
+            kept, shards[name] = kept + int((counts > 0).sum()), int(counts.sum())
         few = (confident > 0) & (confident < (per_class or 0))
         short, without = ([labels.classes[number] for number in np.flatnonzero(x)] for x in (few, confident == 0))
-        num_confident, num_images = int(confident.sum()), sum(shards.values())
+        rows, num_confident, num_images = sum(map(len, copies)), int(confident.sum()), sum(shards.values())
         selection = Selection(
             labels.classes, labels.teacher, labels.top_k, rows, num_confident, kept, num_images, short, without, shards
         )
@@ -211,43 +173,36 @@ def _read_criteria(out: Path) -> dict[str, Any] | None:
     return read_json(path, dict[str, Any], "choose another folder") if path.is_file() else None
 
 
-@contextmanager
-def _open_database(spill: Path) -> "Iterator[duckdb.DuckDBPyConnection]":
-    """Open DuckDB within the block. spill: temporary folder for data beyond MEMORY_LIMIT."""
-    import duckdb  # here, because training reads selections without it
+def _count_copies(folder: Path, labels: Labels, criteria: dict[str, Any]) -> tuple[list[np.ndarray], np.ndarray]:
+    """Return how often each row of each table is selected, and the number of confident rows of each class.
 
-    try:
-        with duckdb.connect() as database:
-            database.execute(f"SET memory_limit = '{MEMORY_LIMIT}'; SET threads = {THREADS}")
-            database.execute("SET enable_progress_bar = false; SET temp_directory = $1", [str(spill)])
-            yield database
-    except (duckdb.IOException, duckdb.OutOfMemoryException) as error:
-        raise InputError(f"DuckDB cannot sort the rows; free memory or disk space: {one_line(error)}") from error
-    finally:
-        shutil.rmtree(spill, ignore_errors=True)
-
-
-def _rank(
-    database: "duckdb.DuckDBPyConnection", folder: Path, labels: Labels, criteria: dict[str, Any]
-) -> tuple[int, np.ndarray]:
-    """Write the table `copies` with the number of copies of each selected row, by shard.
-
-    Returns the number of rows, and that of confident rows of each class. Raises InputError if no row is confident.
+    Each class gets per_class images: every confident row gets `base` copies, and the first `extra` rows one more. Rows
+    are ordered by confidence (only if base is 0), then by the MD5 hash of seed and key. So the result depends only on
+    the rows and the seed, not on files. Without per_class, every confident row gets one copy. Raises InputError if no
+    row is confident.
     """
-    database.execute(_CANDIDATES)
-    rows, highest = 0, 0.0
-    for number, name in enumerate(labels.shards):
-        check_signals()
+    seed, per_class = criteria["seed"], criteria["per_class"]
+    columns: list[tuple[np.ndarray, ...]] = []
+    for name in track(labels.shards, "ranking", len(labels.shards), "tables"):
         table = read_table(folder / f"{name}.parquet", ["key", "class", "confidence"])
-        rows, highest = rows + len(table), max(highest, pc.max(table["confidence"]).as_py() or 0.0)
-        database.register("labels", table.append_column("row", [np.arange(len(table))]))
-        database.execute(_ADD, {"shard": number, "seed": criteria["seed"], "confidence": criteria["confidence"]})
-    database.execute(_COUNT, {"n": criteria["per_class"]})
-    counts = database.execute("SELECT class, confident FROM classes").fetchnumpy()
-    if not len(counts["class"]):
-        maximum = f"{highest:.4g}, the maximum of {rows} rows in {folder}"
+        keys = [] if per_class is None else table["key"].to_pylist()
+        digests = b"".join(hashlib.md5(f"{seed} {key}".encode()).digest() for key in keys)
+        hashes = np.frombuffer(digests, "<u8")[1::2].copy()
+        columns.append((table["class"].to_numpy(), table["confidence"].to_numpy(), hashes))
+    sizes = [len(classes) for classes, *_ in columns]
+    classes, confidences, hashes = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    del columns  # half of the memory
+    is_confident = confidences >= np.float32(criteria["confidence"])
+    if not is_confident.any():
+        maximum = f"{confidences.max(initial=0):.4g}, the maximum of {len(confidences)} rows in {folder}"
         raise InputError(f"confidence must be at most {maximum}, got {criteria['confidence']:g}")
-    database.execute(_RANK)
-    confident = np.zeros(len(labels.classes), np.int64)
-    confident[counts["class"]] = counts["confident"]
-    return rows, confident
+    confident = np.bincount(classes[is_confident], minlength=len(labels.classes))
+    copies = is_confident.astype(np.int32)
+    if per_class is not None:
+        base, extra = np.divmod(per_class, np.maximum(confident, 1))
+        rows = np.flatnonzero(is_confident)
+        confidence = np.where(base[classes[rows]] == 0, confidences[rows], 0)
+        rows = rows[np.lexsort((hashes[rows], -confidence, classes[rows]))]
+        ranks = np.arange(len(rows)) - (np.cumsum(confident) - confident)[classes[rows]]
+        copies[rows] = base[classes[rows]] + (ranks < extra[classes[rows]])
+    return np.split(copies, np.cumsum(sizes)[:-1]), confident

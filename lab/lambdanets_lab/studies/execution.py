@@ -22,31 +22,28 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """Studies, labels of the variants to train (all if empty), seeds, and the shared recipe.
-
-    A label selects a variant in all studies, also where it has another label.
-    """
+    """Studies, labels of the variants to train (all if empty), seeds, and the shared recipe."""
 
     studies: tuple[str, ...]
     variants: tuple[str, ...]
     seeds: tuple[int, ...]
     recipe: ClassificationRecipe
 
-    def study_variants(self, study: str) -> dict[str, Variant]:
-        variants = STUDIES[study].variants
-        if not self.variants:
-            return variants
-        available = {label: variant.name for name in self.studies for label, variant in STUDIES[name].variants.items()}
-        selected = {available[label] for label in self.variants}
-        return {label: variant for label, variant in variants.items() if variant.name in selected}
+    def selected(self) -> dict[str, Variant]:
+        """The variants to train, by name: once if several studies have them, also under other labels."""
+        return {
+            variant.name: variant
+            for study in self.studies
+            for label, variant in STUDIES[study].variants.items()
+            if not self.variants or label in self.variants
+        }
 
     def runs(self) -> list["Run"]:
         """All runs without duplicates, ordered by seed: after an interruption, the earlier seeds are complete."""
-        by_name = {v.name: v for study in self.studies for v in self.study_variants(study).values()}
         return [
             Run(name, seed, replace(self.recipe, seed=seed, model_options=self.recipe.model_options | variant.options))
             for seed in self.seeds
-            for name, variant in by_name.items()
+            for name, variant in self.selected().items()
         ]
 
 
@@ -108,7 +105,7 @@ def make_plan(
         if label not in known:
             raise InputError(f"variants must be among {', '.join(known)}, got {label!r}{nearest_hint(label, known)}")
     plan = Plan(tuple(dict.fromkeys(studies)), tuple(variants), tuple(dict.fromkeys(seeds)), recipe)
-    varying = {name for study in studies for variant in plan.study_variants(study).values() for name in variant.options}
+    varying = {name for variant in plan.selected().values() for name in variant.options}
     if conflicts := sorted(varying & recipe.model_options.keys()):
         raise InputError(f"model_options must not have {', '.join(conflicts)}, which the variants set")
     return plan
@@ -134,15 +131,6 @@ def begin(plan: Plan, folder: Path) -> None:
 
 def _read_identity(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / PLAN, dict[str, Any]) if (folder / PLAN).is_file() else None
-
-
-def read_plan(folder: Path) -> Plan:
-    """Read the plan that `begin` wrote. Raises InputError for a folder without a plan."""
-    path = folder / PLAN
-    if not path.is_file():
-        raise InputError(f"{folder} must be the folder of a comparison, got one without {PLAN}")
-    plan = read_json(path, Plan, "start the comparison again in another folder")
-    return make_plan(plan.studies, plan.variants, plan.seeds, plan.recipe)
 
 
 def train_all(plan: Plan, folder: Path) -> Iterator[RunResult]:

@@ -70,8 +70,6 @@ def values_by_cell(content: Mapping[str, Any]) -> dict[tuple[str, str, str], tup
             note = f"{others / own:.2f}x the speed of {base}{paper}; {note}"
         if row.peak_bytes is not None:
             note += f", peak {row.peak_bytes / 2**30:.2f} GiB"
-        compared = [rows[key] for key in ((table, phase, name), (table, phase, base)) if key in rows]
-        note += ", noisy" if any(each.noisy for each in compared) else ""
         values[table, name, column] = (own * 1024 if column == LATENCY else 1 / own, note)
         if table == "5" and others is not None:
             values[table, name, f"{column} slowdown vs LambdaResNet-152"] = (own / others, "")

@@ -15,7 +15,7 @@ def to_text(comparisons: Sequence[Comparison], measured: Measured) -> str:
     for name, table in itertools.groupby(comparisons, lambda comparison: comparison.paper.table):
         header, rows, notes = _cells(list(table))
         parts += [_heading(name), "", text_table([header, *rows]), "", *(f"  {note}" for note in notes), ""]
-    return "\n".join([*parts, *_summary_lines(comparisons, measured)]) + "\n"
+    return "\n".join([*parts, *_summary_lines(comparisons, measured)])
 
 
 def to_markdown(comparisons: Sequence[Comparison], measured: Measured) -> str:
@@ -30,8 +30,6 @@ def to_markdown(comparisons: Sequence[Comparison], measured: Measured) -> str:
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
-FORMATTERS = {"text": to_text, "markdown": to_markdown}
-
 # Marks in the headers of columns that have no number of ours.
 _MARKS = {
     NOT_REPRODUCED: ("†", "the paper's, not reproduced"),
@@ -40,8 +38,7 @@ _MARKS = {
 _OPENING = """\
     lambdanets tables                                   # all tables
     lambdanets tables 12                                # one table
-    lambdanets tables --check                           # a summary; exit code 1 if a number differs
-    lambdanets tables --format markdown --out tables.md # write them into a file
+    lambdanets tables --out tables.md                   # write them into a file, as Markdown
     lambdanets benchmark tables --tables 12 --out speed # measure speed and peak memory; all tables take hours on a CPU
     lambdanets tables 12 --measured speed/results.json  # show these next to the paper's, with ratios to a baseline
     lambdanets tables --figures figures                 # accuracy over time (Figure 4), FLOPs over scope (Table 10)
@@ -51,7 +48,7 @@ the models, memory is computed by the paper's formulas, and complexities are fit
 were not reproduced. Numbers in brackets refer to the notes below a table. This command generates the page:
 
     lambdanets tables --measured experiments/results/xeon-2-cores/tables/*.json --figures docs/tables \\
-        --format markdown --out docs/tables.md"""
+        --out docs/tables.md"""
 
 
 def _heading(name: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from lambdanets_lab.models.counting import count_flops, count_parameters
+from lambdanets_lab.models.counting import count_flops
 from lambdanets_lab.paper_models import PAPER_MODELS, ModelSpec, structure
 from lambdanets_lab.tables.costs import exponents, matches_term, paper_memory
 from lambdanets_lab.tables.paper import COUNTABLE, PaperNumber
@@ -101,7 +101,7 @@ def _compare_counted(number: PaperNumber, spec: ModelSpec | None) -> Comparison:
 def _count(column: str, spec: ModelSpec, single_application: bool) -> int:
     model = spec.create()
     if column == "params":
-        return count_parameters(model)
+        return sum(parameter.numel() for parameter in model.parameters())
     return count_flops(model, spec.image_size, single_application=single_application)
 
 

@@ -1,7 +1,6 @@
 """`lambdanets benchmark` end to end, on tiny shapes."""
 
 import json
-import math
 import os
 import signal
 
@@ -10,11 +9,11 @@ import pytest
 from commands import fail
 from lambdanets.cli import main
 from lambdanets.files import is_output
-from lambdanets_lab import paper_models, timing
+from lambdanets_lab import paper_models
 from lambdanets_lab.benchmark import layer, model, scaling
 from lambdanets_lab.benchmark import run as benchmark
 from lambdanets_lab.benchmark.measurement import Row
-from lambdanets_lab.benchmark.report import case_table, fit_exponents, row_to_json
+from lambdanets_lab.benchmark.report import fit_exponents
 from lambdanets_lab.benchmark.run import RESULTS
 
 QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu", "--threads", "2"]
@@ -35,7 +34,6 @@ NUM_ROWS = {
 @pytest.mark.figures
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(timing, "NOISY_RATIO", math.inf)  # noisy times are not drawn
     create_model = paper_models.create_model
     lambda_blocks = {"lambda_blocks": ((), (), (), (1,))}
     monkeypatch.setattr(
@@ -57,7 +55,7 @@ def test_benchmark_writes_results_and_figures(kind, tmp_path, capsys, monkeypatc
     assert all("not installed" in reason or "for CUDA devices" in reason for reason in reasons)
     assert kind != "layer" or all(row["errors"] for row in ran)
     assert {"commit", "versions", "hardware"} <= results.keys()
-    assert all(row["peak_bytes"] and len(row["seconds"]) in (3, 6, 9) for row in ran)  # noisy candidates run again
+    assert all(row["peak_bytes"] and len(row["seconds"]) == 3 for row in ran)
     assert (out / f"{kind}.png").is_file() == is_output({path.name for path in out.iterdir()}) == (kind != "model")
     printed = capsys.readouterr().out
     assert all(row["candidate"] in printed for row in results["rows"])
@@ -104,8 +102,7 @@ def test_rejects_invalid_options_before_creating_a_folder(arguments, message, tm
     assert not list(tmp_path.iterdir())
 
 
-def test_tables_show_the_measured_speeds(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(timing, "NOISY_RATIO", math.inf)  # noisy times have no ratios
+def test_tables_show_the_measured_speeds(tmp_path, capsys):
     out = tmp_path / "speed"
     command = "benchmark tables --tables 12 13 --candidates C-C-C-C C-C-C-L --batch-size 2 --image-size 32"
     assert main([*command.split(), *QUICK, "--out", str(out)]) == 0
@@ -135,18 +132,3 @@ def test_exponent_is_fitted_to_the_larger_half_of_sizes():
     for n, seconds in ((16, 1.0), (64, 1.0), (256, 2.0), (1024, 8.0)):
         rows += rows_with_times({"convolution": seconds}, setting="square map", n=n, **{"pass": "inference"})
     assert fit_exponents(rows) == {("convolution", "square map", "inference"): pytest.approx(1.0)}
-
-
-NOISY = [
-    *rows_with_times({"lambdanets": 2.0, "convolution": 1.0}, shape="a", scope=7, **{"pass": "inference"}),
-    Row({"shape": "b", "scope": 7, "pass": "inference"}, "lambdanets", seconds=[1.0, 1.0, 4.0, 4.0]),
-    *rows_with_times({"convolution": 8.0}, shape="b", scope=7, **{"pass": "inference"}),
-]
-
-
-def test_case_table_and_results_file_mark_noisy_times():
-    table = case_table(NOISY[2:], "lambdanets").splitlines()
-    assert "(noisy)" in table[3]
-    assert "(noisy)" not in table[4]
-    assert "/ lambdanets" not in table[2]  # the ratio to noisy times
-    assert [row_to_json(row)["noisy"] for row in NOISY] == [False, False, True, False]

@@ -1,8 +1,6 @@
-"""Interleaved timing of candidates, and its statistics."""
+"""Interleaved timing of candidates."""
 
-import pytest
-
-from lambdanets_lab.timing import is_noisy, time_interleaved
+from lambdanets_lab.timing import time_interleaved
 
 
 class Clock:
@@ -23,7 +21,7 @@ def time_runs(durations, repeats=6, seconds=100.0):
     clock = Clock()
     runs = {name: clock.run(name, duration) for name, duration in durations.items()}
     samples = time_interleaved(runs, repeats=repeats, seconds=seconds, clock=lambda: clock.now)
-    return clock.order[2 * len(durations) :], samples  # without the warm-up runs
+    return clock.order[len(durations) :], samples  # without the warm-up runs
 
 
 def test_every_candidate_runs_once_per_round():
@@ -33,31 +31,6 @@ def test_every_candidate_runs_once_per_round():
     assert samples == {"a": [1.0] * 6, "b": [2.0] * 6, "c": [3.0] * 6}
 
 
-def test_slow_candidate_gets_fewer_evenly_spread_runs():
-    order, samples = time_runs({"fast": 1.0, "slow": 50.0}, repeats=30, seconds=250.0)
-    assert len(samples["slow"]) == 5
-    assert len(samples["fast"]) == 30
-    gaps = "".join("s" if name == "slow" else "f" for name in order).strip("f").split("s")
-    assert max(len(gap) for gap in gaps) <= 8
-
-
-def test_noisy_candidates_are_timed_again():
-    clock = Clock()
-    durations = iter([1.0, 1.0, *[1.0, 9.0] * 2, *[1.0] * 100])  # warm-up, four noisy runs, then stable ones
-
-    def work():
-        clock.now += next(durations)
-
-    runs = {"a": work, "b": clock.run("b", 1.0)}
-    samples = time_interleaved(runs, repeats=4, seconds=100.0, clock=lambda: clock.now)
-    assert len(samples["a"]) == 12
-    assert not is_noisy(samples["a"])
-    assert len(samples["b"]) == 4
-
-
-@pytest.mark.parametrize(
-    ("samples", "noisy"),
-    [([1.0, 1.2, 1.4], False), ([1.0, 2.0, 3.0], True), ([1.0, 9.0], False), ([1.0] * 9 + [50.0], False)],
-)
-def test_samples_with_a_large_interquartile_range_are_noisy(samples, noisy):
-    assert is_noisy(samples) == noisy
+def test_slow_candidate_gets_fewer_runs():
+    _, samples = time_runs({"fast": 1.0, "slow": 50.0, "slower": 300.0}, repeats=30, seconds=220.0)
+    assert {name: len(times) for name, times in samples.items()} == {"fast": 30, "slow": 5, "slower": 3}

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 from dataclasses import replace
 
@@ -8,10 +9,11 @@ import pytest
 
 from commands import error_lines
 from lambdanets import cli
+from lambdanets.cli.options import program
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.work import WorkFolder
 from lambdanets_lab.studies.catalog import MODEL
-from lambdanets_lab.studies.execution import begin, make_plan, read_plan, read_results, train_all
+from lambdanets_lab.studies.execution import begin, make_plan, read_results, train_all
 from training.runs import at_step
 
 
@@ -35,6 +37,11 @@ def recipe_options(recipe):
     """The command-line options of the recipe."""
     options = ["--image-size", "8", "--channels", "3", "--epochs", "1", "--batch-size", "8", "--warmup-epochs", "0"]
     return ["--data", recipe.data, *options, "--model-options", "pattern", "CCCL"]
+
+
+def compare(recipe, out, *variants):
+    """The command that trains variants of the study "scope" with one seed."""
+    return ["compare", "scope", *recipe_options(recipe), "--variants", *variants, "--seeds", "0", "--out", str(out)]
 
 
 def test_studies_share_the_runs_of_identical_variants(recipe):
@@ -70,7 +77,7 @@ def test_resume_trains_only_unfinished_runs(recipe, tmp_path):
     first = list(train_all(plan, tmp_path / "out"))
     _, second = plan.runs()
     (second.folder(tmp_path / "out") / "result.json").unlink()
-    resumed = list(train_all(read_plan(tmp_path / "out"), tmp_path / "out"))
+    resumed = list(train_all(plan, tmp_path / "out"))
     assert [result.variant for result in resumed] == ["lambda scope=7"]
     assert resumed[0].top1 == first[1].top1
     assert [r.variant for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
@@ -81,7 +88,7 @@ def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
     out = tmp_path / "out"
     begin(plan, out)
     with WorkFolder(plan.runs()[0].folder(out)).open():
-        assert cli.main(["compare", "--resume", str(out)]) == 0
+        assert cli.main(compare(recipe, out, "3x3", "7x7")) == 0
     assert "1 runs are in progress in other processes" in capsys.readouterr().out
     assert [r.variant for r in read_results(plan, out)] == ["lambda scope=7"]
     assert not json.loads((out / "results.json").read_text())["finished"]
@@ -89,24 +96,24 @@ def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
 
 def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
-    options = ["--variants", "3x3", "--seeds", "0", "--out", str(out)]
+    arguments = compare(recipe, out, "3x3")
     at_step(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
-    assert cli.main(["compare", "scope", *recipe_options(recipe), *options]) == 130
-    assert f"lambdanets compare --resume {out}" in capsys.readouterr().err
-    assert read_results(read_plan(out), out) == []
+    assert cli.main(arguments) == 130
+    assert f"resume with: {program()} {shlex.join(arguments)}\n" in capsys.readouterr().err
+    assert not [*out.rglob("result.json")]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "command"),
+    ("name", "content"),
     [
-        ("results.json", '{"kind": "comparison", "runs": [', "--report"),
-        ("results.json", '{"kind": "layer", "runs": []}', "--report"),
-        ("plan.json", '{"studies": ["scope"]}', "--resume"),
-        ("runs/lambda-scope=3-seed0/result.json", '{"top1": 0.5}', "--resume"),
-        ("runs/lambda-scope=3-seed0/metrics.csv", "split,top1\nval,x\n", "--resume"),
+        ("results.json", '{"kind": "comparison", "runs": ['),
+        ("results.json", '{"kind": "layer", "runs": []}'),
+        ("plan.json", '{"studies": ["scope"'),
+        ("runs/lambda-scope=3-seed0/result.json", '{"top1": 0.5}'),
+        ("runs/lambda-scope=3-seed0/metrics.csv", "split,top1\nval,x\n"),
     ],
 )
-def test_damaged_files_are_named_in_one_line(name, content, command, recipe, tmp_path, capsys):
+def test_damaged_files_are_named_in_one_line(name, content, recipe, tmp_path, capsys):
     out = tmp_path / "out"
     plan = make_plan(["scope"], ["3x3"], [0], recipe)
     begin(plan, out)
@@ -116,7 +123,8 @@ def test_damaged_files_are_named_in_one_line(name, content, command, recipe, tmp
     result |= dict.fromkeys(("training_images", "validation_images", "epochs"), 1) | {"versions": {}, "hardware": {}}
     (run.folder(out) / "result.json").write_text(json.dumps(result), encoding="utf-8")
     (out / name).write_text(content, encoding="utf-8")
-    (error,) = error_lines(capsys, "compare", command, out / name if command == "--report" else out)
+    command = ["compare", "--report", out / name] if name == "results.json" else compare(recipe, out, "3x3")
+    (error,) = error_lines(capsys, *command)
     assert f"{out / name} is damaged: " in error
 
 
@@ -126,7 +134,6 @@ def test_damaged_files_are_named_in_one_line(name, content, command, recipe, tmp
         (["mixer"], "studies must be among mixers, .*, got 'mixer'; the nearest is mixers"),
         (["scope", "--model-options", "scope", "5"], "model_options must not have scope, which the variants set"),
         (["scope", "--seed", "5"], "--seed must not be given, got 5"),
-        (["--resume", "nowhere"], "nowhere must be the folder of a comparison, got one without plan.json"),
     ],
 )
 def test_rejects_invalid_arguments_in_one_line_without_files(arguments, message, tmp_path, monkeypatch, capsys):
