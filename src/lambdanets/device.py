@@ -1,8 +1,14 @@
-"""The device of a model, by name or by default."""
+"""The default device and its free memory."""
 
+import contextlib
+from pathlib import Path
+
+import psutil
 import torch
 
 from lambdanets.errors import InputError
+
+CGROUP = Path("/sys/fs/cgroup")  # in a container, of the container; cgroups of version 2
 
 
 def best_device() -> torch.device:
@@ -20,3 +26,15 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         no_gpu = "" if gpus else "; PyTorch finds no GPU"
         raise InputError(f"device must be {' or '.join(available)}, got {str(device)!r}{no_gpu}")
     return torch.device(device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the free memory in bytes, of the GPU or of the machine and its container, where page cache is free."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
+        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        free = min(free, max(0, limit - used + int(statistics["inactive_file"])))
+    return free

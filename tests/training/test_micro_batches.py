@@ -80,7 +80,7 @@ def test_classifiers_need_two_images_per_micro_batch(field):
 
 
 def test_too_large_model_is_rejected_without_creating_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(micro_batches.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
+    monkeypatch.setattr(micro_batches, "free_memory", lambda device: 2**20)
     with pytest.raises(InputError, match=r"needs more than the 0\.0 GiB"):
         run.start(SMALL, tmp_path / "run")
     assert not (tmp_path / "run").exists()

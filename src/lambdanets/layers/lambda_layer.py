@@ -27,7 +27,7 @@ class GridLambdaLayer(LambdaBase):
                 causes a graph break in torch.compile, because the number of valid positions depends on the data.
         """
         if isinstance(x, fx.Proxy):
-            return self.fx_call(x, mask)
+            return self.fx_call(x, mask=mask)
         inputs = self.prepare(x, mask)
         is_contiguous = x.is_contiguous()
         # pooling contiguous maps costs more than their copy

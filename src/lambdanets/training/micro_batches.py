@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import psutil
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lambdanets.data.batches import Sample
 from lambdanets.data.order import BatchSlice
-from lambdanets.device import best_device
+from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.terminal import echo
 from lambdanets.training.distributed import World, all_gather_lists
@@ -120,10 +119,8 @@ def choose_micro_batch(task: Task, world: World) -> BatchSlice:
     if (recipe.micro_batch or smallest) < smallest:
         raise InputError(f"micro_batch must be at least {smallest}, as batch norm needs, got {recipe.micro_batch}")
     requested = min(most, recipe.micro_batch or most)
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:  # ranks on one machine share its memory
-        free = psutil.virtual_memory().available // world.local_world_size
+    # ranks on one CPU share its memory
+    free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
     largest = min(all_gather_lists([largest_micro_batch(trial, requested, free)]))
     if largest < requested and world.is_rank_zero:
         note = f"a micro-batch of {requested} images does not fit into memory: using {largest}"
