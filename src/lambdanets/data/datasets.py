@@ -80,8 +80,8 @@ def open_splits(
 
     data: one of
       - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
-      - a folder with one sub-folder per class, or with class folders in a training and a validation or test split, or
-        with splits in each class folder (see `find_splits`); images outside class folders are left out;
+      - a folder with one sub-folder per class, or with class folders in a training and a validation or test split (see
+        `find_splits`); images outside class folders are left out;
       - an uncompressed tar of such a folder, also with nested tars;
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards.py`);
       - a name with one of timm's prefixes "torch/" or "hfds/", such as "torch/mnist".

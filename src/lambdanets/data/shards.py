@@ -127,7 +127,7 @@ def index_tar(file: BinaryIO) -> list[ShardImage]:
     images = []
     for key, sample in itertools.groupby(iterate_tar(file), lambda member: _split_name(member[0])[0]):
         image, label = None, b""
-        for name, _, start, length in sample:
+        for name, start, length in sample:
             suffix = _split_name(name)[1]
             if suffix == "cls":
                 file.seek(start)
