@@ -222,7 +222,7 @@ def test_out_of_memory_is_reported_in_one_line(runs, photos, monkeypatch, capsys
 
 
 ERRORS = [
-    ("predict MODEL", "IMAGES must be at least one file, folder or glob, got none"),
+    ("predict MODEL", "IMAGES must be at least one file or folder, got none"),
     ("predict MODEL nowhere.png", "nowhere.png"),
     ("predict nowhere IMAGE", "nowhere must be a run folder"),
     ("predict MODEL TEXT --out new", "none of the 1 images could be read"),

@@ -3,14 +3,22 @@
 import tarfile
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
-from lambdanets.data.shards import SHARD_LIST, Shard, ShardImage, ShardList, Store, index_tar, open_store
+from lambdanets.data.shards import (
+    SHARD_LIST,
+    Shard,
+    ShardImage,
+    ShardList,
+    index_tar,
+    is_url,
+    open_shard,
+    read_shard_list,
+)
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import file_sha256, open_regular
 from lambdanets.progress import track
-from lambdanets_lab.remote import RemoteStore
+from lambdanets_lab.remote import download
 
 
 def inspect_tar(path: Path) -> tuple[Shard, list[ShardImage]]:
@@ -30,11 +38,11 @@ def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[s
     Returns the content of shards.json, and a message for each missing or damaged shard. Shards at a URL are downloaded
     again. Raises InputError if there is no shards.json.
     """
-    store, content = open_store(location)
-    with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as cache, ThreadPoolExecutor(threads) as pool:
-        if isinstance(store, RemoteStore):
-            store = RemoteStore(location, Path(cache), 2 * threads * max(shard.bytes for shard in content.shards))
-        problems = pool.map(partial(_check_shard, store), content.shards)  # hashing and reading release the GIL
+    location = location.rstrip("/")
+    content = read_shard_list(location)
+    with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as folder, ThreadPoolExecutor(threads) as pool:
+        # hashing and reading release the GIL
+        problems = pool.map(lambda shard: _check_shard(location, shard, Path(folder)), content.shards)
         try:
             messages = [*track(problems, "verifying", len(content.shards), "shards")]
         except BaseException:
@@ -43,11 +51,12 @@ def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[s
     return content, [message for message in messages if message]
 
 
-def _check_shard(store: Store, shard: Shard) -> str:
-    """Return a message if the shard is missing or damaged, else ""."""
-    path = store.path(shard.name)
+def _check_shard(location: str, shard: Shard, folder: Path) -> str:
+    """Return a message if the shard is missing or damaged, else "". folder: for a download, which is removed."""
+    path, copy = f"{location}/{shard.name}", folder / shard.name
     try:
-        with store.open(shard) as file:
+        with download(path, copy, shard) if is_url(location) else open_shard(location, shard) as file:
+            copy.unlink(missing_ok=True)
             if file_sha256(file) != shard.sha256:
                 return f"{path}: its SHA-256 differs from {SHARD_LIST}"
             file.seek(0)

@@ -21,7 +21,7 @@ from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import UnreadableImage, check_readable, check_unreadable, read_image
 from lambdanets.data.labeled_images import ImageFiles, LabeledImages
 from lambdanets.data.order import permutation
-from lambdanets.data.shards import SHARD_LIST, UNLABELED, Shard, ShardList, open_store, parse_class
+from lambdanets.data.shards import SHARD_LIST, UNLABELED, Shard, ShardList, parse_class, read_shard_list
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.progress import Progress
@@ -78,7 +78,7 @@ def write_shards(
     }
     folder = WorkFolder(out, options, _read_identity)
     if folder.is_started() and (out / SHARD_LIST).is_file():
-        return open_store(str(out))[1]
+        return read_shard_list(str(out))
     for name, split in splits.items():
         load = partial(_read, split, check=check_images)
         check_readable(load, len(split.keys), "training" if name == "train" else name, max_unreadable)
@@ -93,7 +93,7 @@ def write_shards(
 
 def _read_identity(out: Path) -> dict[str, Any] | None:
     if (out / SHARD_LIST).is_file():
-        return open_store(str(out))[1].metadata or None
+        return read_shard_list(str(out)).metadata or None
     path = out / _OPTIONS
     return read_json(path, dict[str, Any], f"remove {out}") if path.is_file() else None
 

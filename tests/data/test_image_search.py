@@ -18,8 +18,6 @@ def test_a_folder_is_searched_for_visible_images_in_sorted_order(tmp_path: Path)
     touch(tmp_path, "b.PNG", "a/z.jpg", "a/notes.txt", ".hidden.png", ".git/x.png", "@eaDir/b.PNG/x.jpg")
     expected = [tmp_path / "a/z.jpg", tmp_path / "b.PNG"]
     assert find_images([str(tmp_path)]).paths == expected
-    assert sorted(find_images([str(tmp_path / "*")]).paths) == expected
-    assert find_images([str(tmp_path / "**/*")]).paths == expected
     assert find_images([str(tmp_path / "@eaDir")]).paths == [tmp_path / "@eaDir/b.PNG/x.jpg"]
 
 
@@ -27,7 +25,6 @@ def test_files_that_are_not_read_are_counted_by_suffix(tmp_path: Path) -> None:
     touch(tmp_path, "a.jpg", "b.HEIC", "c/d.heic", "c/e.czi", "c/notes", ".DS_Store")
     expected = "left out: 2 .heic, 1 .czi, 1 without a suffix"
     assert describe_left_out(find_images([str(tmp_path)]).left_out) == expected
-    assert describe_left_out(find_images([str(tmp_path / "*")]).left_out) == expected
     (tmp_path / "cats/drafts").mkdir(parents=True)
     assert ", 1 empty folder 'cats/drafts', " in describe_left_out(find_images([str(tmp_path)]).left_out)
     with pytest.raises(InputError, match=r"has none; left out: 1 \.czi, 1 \.heic, 1 without"):
@@ -49,7 +46,7 @@ def test_suffixes_of_all_formats_that_are_read_are_found(tmp_path: Path) -> None
 def test_duplicate_inputs_are_listed_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "a.png", "b.png")
     monkeypatch.chdir(tmp_path)
-    assert find_images(["b.png", "./", str(tmp_path / "b.png"), "*.png"]).paths == [Path("b.png"), Path("a.png")]
+    assert find_images(["b.png", "./", str(tmp_path / "b.png")]).paths == [Path("b.png"), Path("a.png")]
 
 
 def test_circular_links_of_folders_are_followed_once(tmp_path: Path) -> None:
@@ -68,7 +65,7 @@ def test_folders_with_links_to_each_other_are_followed_once(tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.parametrize("missing", ["nothing.png", "empty", "*.jpg"])
+@pytest.mark.parametrize("missing", ["nothing.png", "empty"])
 def test_rejects_an_input_without_matches(tmp_path: Path, missing: str) -> None:
     touch(tmp_path, "a.png")
     (tmp_path / "empty").mkdir()

@@ -45,8 +45,6 @@ SPLITS = [
     "archive/seg_train/seg_train/a|b/.jpg archive/seg_test/seg_test/a|b/.jpg",
     "train|valid/images/a|b/.jpg",
     "images/train|valid/a|b/.jpg",
-    "a|b/train|test/.jpg",
-    "data/a|b/Train|Validation/.jpg",
 ]
 
 
@@ -99,6 +97,7 @@ def test_what_is_not_used_is_counted(
         ("new/new/train|valid/cat|dog/.jpg test/test/.jpg", "train, valid"),
         ("cat|dog/.jpg pets/pets/cat|dog/.jpg", "cat, dog"),
         ("train|val/cat|dog/left|right/.jpg", "cat, dog"),
+        ("a|b/train|test/.jpg", "test, train"),
     ],
 )
 def test_folders_that_may_be_splits_or_classes_are_refused(

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import lambdanets as ln
 from lambdanets.cli import main
-from lambdanets.data.batches import Sample
+from lambdanets.data.batches import Batch
 from lambdanets.recipes import find_recipe
 from lambdanets.registry import TASKS
 from lambdanets.training import run
@@ -36,7 +37,8 @@ def test_task_of_a_recipe_file_trains_resumes_and_evaluates(recipe, tmp_path, mo
     assert all(weights[name].equal(tensor) for name, tensor in resumed.items())
     assert read_metrics(tmp_path / "run") == read_metrics(tmp_path / "interrupted")
     spotter = ln.load(tmp_path / "run")
-    unreadable = spotter.evaluator().batches(batch_size=1).collate([Sample(None, 0, "recording 0: damaged", 1)])
+    nothing = spotter.evaluator().batches(batch_size=1).collate([], [])
+    unreadable = Batch(*nothing, torch.zeros(0), ["recording 0: damaged"], 1)
     assert spotter.evaluator().measure(unreadable) == []
     assert ln.evaluate(spotter).scores["accuracy"] == result["accuracy"]
     assert spotter.infer([spotter.evaluator().images.load(3)[0]])[0] in spotter.classes

@@ -38,7 +38,7 @@ class PredictOptions:
     model: Annotated[str, POSITIONAL]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
     images: Annotated[tuple[str, ...], POSITIONAL] = ()
-    """Image files, folders and globs."""
+    """Image files and folders."""
     out: Path | None = None
     """New file in JSON Lines format of a classifier, by default predictions.jsonl; new folder of other models, by
     default detections or segmentations. The same command resumes an interrupted one."""
@@ -70,8 +70,8 @@ def main(arguments: list[str]) -> int:
     if options.out is not None:
         check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
     if not options.images:
-        raise InputError("IMAGES must be at least one file, folder or glob, got none")
-    from lambdanets.data.image_search import find_images, report_left_out
+        raise InputError("IMAGES must be at least one file or folder, got none")
+    from lambdanets.data.image_search import describe_left_out, find_images
 
     find_images(options.images, accepts=bool)  # reports missing files before PyTorch is imported
     from lambdanets.inference.loading import load
@@ -82,7 +82,8 @@ def main(arguments: list[str]) -> int:
     card, defaults = predictor.card, predictor.command_options
     task_options = {**defaults, **options_of_task(options, _OF_SOME_TASKS, defaults, card.task)}
     found = find_images(options.images, predictor.accepts)
-    report_left_out(found)
+    if found.left_out:
+        echo(describe_left_out(found.left_out), file=sys.stderr)
     stretch = card.stretch if options.stretch is None else options.stretch == "on"
     reading = {"channel": options.channel, "stretch": stretch}
     if "tile_size" in defaults:

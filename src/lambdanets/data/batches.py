@@ -7,8 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +23,6 @@ from lambdanets.signals import SIGNALS
 from lambdanets.terminal import echo
 
 _KILL_AFTER = 3.0  # seconds after which workers that have not exited are killed
-
-
-class Sample(NamedTuple):
-    """An image: (image, target), or None if it cannot be read; its index; "name: reason" if it cannot be read."""
-
-    content: tuple[Any, Any] | None
-    image_index: int
-    unreadable: str
-    step_images: int
 
 
 class Batch(NamedTuple):
@@ -51,14 +41,9 @@ class Batch(NamedTuple):
     step_images: int
 
 
-class _Key(NamedTuple):
-    epoch: int
-    image_index: int
-    step_images: int
-
-
 Load = Callable[[Any, int], tuple[Any, Any]]
 Collate = Callable[[list[Any], list[Any]], tuple[Any, Any]]
+_Key = tuple[list[tuple[int, int]], int]  # the (epoch, index) of each image of a batch, and `Batch.step_images`
 
 
 def keep_lists(images: list[Any], targets: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -120,34 +105,32 @@ class Batches(AbstractContextManager["Batches"]):
             indices = range(batch_slice.rank, len(images), ranks)
             size = max(1, batch_size // (ranks * self.accumulation_steps))
             self._validation = [indices[first : first + size] for first in range(0, len(indices), size)]
-        self.collate = partial(_collate, collate=collate)
+        self.collate = collate
         self._sampler = _Sampler()
-        self._dataset = _SampleDataset(images, load, seed)
+        self._dataset = _BatchDataset(images, load, collate, seed)
         self._loader = DataLoader(
             self._dataset,
-            batch_sampler=self._sampler,
+            batch_size=None,  # an item of the dataset is a batch
+            sampler=self._sampler,
             num_workers=workers,
             persistent_workers=workers > 0,  # workers have no state, because keys include the epoch
-            collate_fn=self.collate,
+            collate_fn=Batch._make,  # by default PyTorch would convert tuples in it
             worker_init_fn=_init_worker,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # otherwise each epoch would draw from the global generator
         )
 
-    def sample(self, index: int) -> Sample:
-        """Load an image as in the first epoch, without changing the state."""
-        (sample,) = self._dataset.__getitems__([_Key(0, index, 1)])
-        return sample
+    def load(self, index: int) -> tuple[Any, Any]:
+        """Load an image and its target as in the first epoch, without changing the state. Raises UnreadableImage."""
+        with _kept_generators():
+            return self._dataset.load(0, index)
 
     def __len__(self) -> int:
         """The number of batches of an epoch on this rank."""
         return len(self._validation) if self._order is None else self.steps_per_epoch * self.accumulation_steps
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._order is None:
-            self._sampler.keys = ([_Key(0, index, 0) for index in batch] for batch in self._validation)
-        else:
-            self._sampler.keys = self._training_keys(self._order, *divmod(self._num_yielded, len(self)))
+        self._sampler.keys = self._keys()
         try:
             for batch in self._loader:
                 # before yield, so that a checkpoint written after the batch's step counts it
@@ -158,13 +141,17 @@ class Batches(AbstractContextManager["Batches"]):
         except (ConnectionError, EOFError) as error:  # while a killed worker sends a batch
             raise RuntimeError("DataLoader worker exited unexpectedly") from error
 
-    def _training_keys(self, order: Order, epoch: int, num_done: int) -> Iterator[list[_Key]]:
-        """Yield the keys of this rank's micro-batches in an epoch, without the first `num_done` micro-batches."""
+    def _keys(self) -> Iterator[_Key]:
+        """Yield the keys of the batches that are left in the epoch."""
+        if self._order is None:
+            yield from (([(0, index) for index in batch], 0) for batch in self._validation)
+            return
+        epoch, num_done = divmod(self._num_yielded, len(self))
         for step in range(num_done // self.accumulation_steps, self.steps_per_epoch):
-            images, step_images = order.step(epoch, step)
-            keys = [_Key(*image, step_images) for image in images]
+            images, step_images = self._order.step(epoch, step)
             # strided, so that each micro-batch has images of both sets of an order with two sets
-            yield from (keys[first :: self.accumulation_steps] for first in range(self.accumulation_steps))
+            for first in range(self.accumulation_steps):
+                yield images[first :: self.accumulation_steps], step_images
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -201,48 +188,52 @@ class Batches(AbstractContextManager["Batches"]):
         self._num_yielded = state["steps"] * self.accumulation_steps
 
 
-def _collate(samples: list[Sample], collate: Collate) -> Batch:
-    readable = [(*sample.content, sample.image_index) for sample in samples if sample.content is not None]
-    images, targets = collate([image for image, _, _ in readable], [target for _, target, _ in readable])
-    indices = torch.tensor([index for _, _, index in readable], dtype=torch.int64)
-    unreadable = [sample.unreadable for sample in samples if sample.content is None]
-    return Batch(images, targets, indices, unreadable, samples[0].step_images)
-
-
 class _Sampler:
-    """A batch sampler that yields the keys of the current epoch."""
+    """The keys of the batches that are left in the current epoch."""
 
-    keys: Iterator[list[_Key]]
+    keys: Iterator[_Key]
 
-    def __iter__(self) -> Iterator[list[_Key]]:
+    def __iter__(self) -> Iterator[_Key]:
         return self.keys
 
 
-class _SampleDataset(Dataset[Sample]):
-    def __init__(self, images: Any, load: Load, seed: int) -> None:
-        self._images, self._load, self._seed = images, load, seed
+class _BatchDataset(Dataset[Batch]):
+    def __init__(self, images: Any, load: Load, collate: Collate, seed: int) -> None:
+        self._images, self._load, self._collate, self._seed = images, load, collate, seed
 
-    def __getitems__(self, keys: list[_Key]) -> list[Sample]:
-        """Load images, without a change of the global generators, which a process without workers uses as well."""
-        python, numpy = random.getstate(), np.random.get_state()
-        try:
-            with torch.random.fork_rng([]):
-                return [self._sample(key) for key in keys]
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+    def __getitem__(self, key: _Key) -> Batch:
+        loaded: list[tuple[Any, Any]] = []
+        indices: list[int] = []
+        unreadable: list[str] = []
+        with _kept_generators():
+            for epoch, index in key[0]:
+                try:
+                    loaded.append(self.load(epoch, index))
+                    indices.append(index)
+                except UnreadableImage as error:
+                    unreadable.append(f"{self._images.name(index)}: {error.reason}")
+        collated = self._collate([image for image, _ in loaded], [target for _, target in loaded])
+        return Batch(*collated, torch.tensor(indices, dtype=torch.int64), unreadable, key[1])
 
-    def _sample(self, key: _Key) -> Sample:
-        seeds = derive_seeds(self._seed, key.epoch, key.image_index)
+    def load(self, epoch: int, index: int) -> tuple[Any, Any]:
+        """Load an image after seeding the global generators for it. Raises UnreadableImage."""
+        seeds = derive_seeds(self._seed, epoch, index)
         random.seed(seeds[0])
         np.random.seed(np.array(seeds, dtype=np.uint64).view(np.uint32))
         torch.default_generator.manual_seed(seeds[1])  # torch.manual_seed would seed the GPUs as well
-        content, unreadable = None, ""
-        try:
-            content = self._load(self._images, key.image_index)
-        except UnreadableImage as error:
-            unreadable = f"{self._images.name(key.image_index)}: {error.reason}"
-        return Sample(content, key.image_index, unreadable, key.step_images)
+        return self._load(self._images, index)
+
+
+@contextmanager
+def _kept_generators() -> Iterator[None]:
+    """Restore the global generators after the block, since a process without workers uses them as well."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _init_worker(worker: int) -> None:

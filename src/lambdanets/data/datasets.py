@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from lambdanets.data.image_folders import find_splits
 from lambdanets.data.image_search import list_files
-from lambdanets.data.labeled_images import ImageArray, LabeledImages, SelectedImages
+from lambdanets.data.labeled_images import IndexedImages, LabeledImages, SelectedImages
 from lambdanets.data.shards import SHARD_LIST, ShardedImages, is_url, open_shards
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError, first_few
@@ -80,8 +81,8 @@ def open_splits(
 
     data: one of
       - "digits": scikit-learn's 1,797 gray images of 8 x 8 pixels;
-      - a folder with one sub-folder per class, or with class folders in a training and a validation or test split, or
-        with splits in each class folder (see `find_splits`); images outside class folders are left out;
+      - a folder with one sub-folder per class, or with class folders in a training and a validation or test split (see
+        `find_splits`); images outside class folders are left out;
       - an uncompressed tar of such a folder, also with nested tars;
       - shards written by `lambdanets shard`: a folder with shards.json, or its URL (see `shards.py`);
       - a name with one of timm's prefixes "torch/" or "hfds/", such as "torch/mnist".
@@ -140,8 +141,8 @@ def _open(data: str, root: str | None) -> _Opened:
 
         digits = load_digits()
         pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
-        images = ImageArray(pixels, digits.target.tolist(), "digits", tuple("0123456789"))
-        return images, None, Counter()
+        items = [(Image.fromarray(image), label) for image, label in zip(pixels, digits.target.tolist(), strict=True)]
+        return IndexedImages(items, digits.target.tolist(), tuple("0123456789"), "digits"), None, Counter()
     if is_timm_name(data):
         return *open_timm_dataset(data, root), Counter()
     path = Path(data)

@@ -80,9 +80,8 @@ def find_splits(
     left_out: number of files that are left out already, by reason; those that are not used are added to the result.
 
     A folder that contains only one folder is skipped. Then its folders are splits (see `parse_name`) of class folders,
-    or class folders with a folder for each split, or class folders with images anywhere in them. A training and a
-    validation split are used; a test split is the validation split if there is no other. A split without class folders
-    is left out, unless it is for training.
+    or class folders with images anywhere in them. A training and a validation split are used; a test split is the
+    validation split if there is no other. A split without class folders is left out, unless it is for training.
 
     Raises InputError if there are no images in class folders, and for folders that may be splits or classes.
     """
@@ -92,7 +91,7 @@ def find_splits(
         got = "images outside class folders" if data.files else f"no images ({describe_left_out(left_out)})"
         raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
     unused = Counter[str]()
-    folders = _find_splits(root, source, unused) or _find_splits_in_classes(root, source, unused) or [root]
+    folders = _find_splits(root, source, unused) or [root]
     _check_classes(folders[0], source)
     train, *validation = (_make_set(folder, source) for folder in folders)
     outside = len(data.files) - sum(map(len, (train, *validation))) - unused.total()
@@ -144,22 +143,6 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> list[_Fo
     for name in root.folders.keys() - used:
         left_out[f"in {name}, which is not used"] += len(root.folders[name].files)
     return [entered[name] for name in used]
-
-
-def _find_splits_in_classes(root: _Folder, source: str, left_out: Counter[str]) -> list[_Folder]:
-    """Return the splits if each class folder has folders for them; none if no class folder has."""
-    if not any(map(_split_names, root.folders.values())):
-        return []
-    for folder in root.folders.values():
-        if folder.has_images or any(split.folders for split in folder.folders.values()):
-            return []
-    depth = len(root.path)
-    by_split = [
-        ((*folders[:depth], "*", folders[depth + 1], folders[depth]), image)
-        for folder in root.folders.values()
-        for folders, image in folder.files
-    ]
-    return _find_splits(_Folder((*root.path, "*"), by_split), source, left_out)
 
 
 def _check_classes(root: _Folder, source: str) -> None:

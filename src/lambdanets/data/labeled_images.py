@@ -1,4 +1,4 @@
-"""Labeled images in files, in an array, or selected from another set; and their batches."""
+"""Labeled images in files, in memory, of other packages, or selected from another set; and their batches."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.images import UnreadableImage, describe_error, read_image
+from lambdanets.data.pixels import convert_image
 from lambdanets.data.tars import TarMember
+from lambdanets.errors import one_line
 from lambdanets.files import open_regular
 
 
@@ -75,16 +77,24 @@ class ImageFiles(LabeledImages):
 
 
 @dataclass(frozen=True)
-class ImageArray(LabeledImages):
-    """Gray images in memory. pixels: uint8 (n, height, width), or n arrays (height, width)."""
+class IndexedImages(LabeledImages):
+    """The images of a list, a torchvision dataset or a timm reader, whose items are (image or binary file, label)."""
 
-    pixels: Sequence[np.ndarray] | np.ndarray
+    items: Any
     labels: Sequence[int]
+    classes: tuple[str, ...]
     source: str
-    classes: tuple[str, ...] = ()
 
     def load(self, index: int) -> tuple[Image.Image, int]:
-        return Image.fromarray(self.pixels[index]), self.labels[index]
+        name = self.name(index)
+        try:
+            image = self.items[index][0]
+            if isinstance(image, Image.Image):
+                return convert_image(image), self.labels[index]
+        except Exception as error:  # datasets raise exceptions of any type for damaged files
+            raise UnreadableImage(name, one_line(error)) from error
+        with image:
+            return read_image(image, name), self.labels[index]
 
 
 @dataclass(frozen=True)

@@ -102,11 +102,8 @@ def windowed_permutation(shard_sizes: Sequence[int], seed: int, epoch: int, posi
         for shard, start, stop in zip(shards, stops - sizes[shards], stops, strict=True)
         if start < positions.stop and stop > positions.start
     ]
-    windows = []
-    for first in range(0, len(ranges), WINDOW):
-        images = np.concatenate(ranges[first : first + WINDOW])
-        windows.append(images[torch.randperm(len(images), generator=generator).numpy()])
-    return np.concatenate(windows)
+    windows = [np.concatenate(ranges[first : first + WINDOW]) for first in range(0, len(ranges), WINDOW)]
+    return np.concatenate([window[torch.randperm(len(window), generator=generator).numpy()] for window in windows])
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

@@ -2,10 +2,12 @@
 
 import hashlib
 import importlib
+import io
 import itertools
 import tarfile
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from types import ModuleType
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -58,37 +60,26 @@ class ShardList:
         return [shard for shards in self.splits.values() for shard in shards]
 
 
-class Store:
-    """The files of shards in a folder."""
-
-    def __init__(self, location: str) -> None:
-        self._location = location.rstrip("/")
-
-    def path(self, name: str) -> str:
-        """The path or URL of a file."""
-        return f"{self._location}/{name}"
-
-    def read_list(self) -> bytes:
-        """Read shards.json. Raises OSError."""
-        with open_regular(self.path(SHARD_LIST)) as file:
-            return file.read()
-
-    def open(self, shard: Shard) -> BinaryIO:
-        """Open a shard as a local file. Raises OSError."""
-        return open_regular(self.path(shard.name))
+def open_shard(location: str, shard: Shard) -> BinaryIO:
+    """Open a shard in a folder, or a downloaded copy of one at a URL. Raises OSError."""
+    path = f"{location}/{shard.name}"
+    file: BinaryIO = _remote().open_shard(path, shard) if is_url(location) else open_regular(path)
+    return file
 
 
-def open_store(location: str) -> tuple[Store, ShardList]:
-    """Open a folder or URL, and read its shards.json. Raises InputError if it cannot be read, or is invalid."""
-    # a `Store` at a URL is in lambdanets_lab
-    make_store = importlib.import_module("lambdanets_lab.remote").RemoteStore if is_url(location) else Store
-    store: Store = make_store(location)
-    path = store.path(SHARD_LIST)
+def read_shard_list(location: str) -> ShardList:
+    """Read the shards.json of a folder or URL. Raises InputError if it cannot be read, or is invalid."""
+    path = f"{location}/{SHARD_LIST}"
     try:
-        content = store.read_list()
+        with io.BytesIO(_remote().read(path)) if is_url(location) else open_regular(path) as file:
+            content = file.read()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {describe_error(error)}") from error
-    return store, parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
+    return parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
+
+
+def _remote() -> ModuleType:
+    return importlib.import_module("lambdanets_lab.remote")
 
 
 def is_url(location: str) -> bool:
@@ -102,9 +93,11 @@ def open_shards(location: str) -> dict[str, "ShardedImages"]:
 
     Only shards.json is read. Raises InputError if there is none, or it is invalid.
     """
-    store, content = open_store(location)
+    _index_shard.cache_clear()  # what was missing or damaged may have been repaired
+    folder = location.rstrip("/")
+    content = read_shard_list(folder)
     return {
-        split: ShardedImages(store, shards, content.classes, f"the {split} shards of '{location}'")
+        split: ShardedImages(folder, shards, content.classes, f"the {split} shards of '{location}'")
         for split, shards in content.splits.items()
     }
 
@@ -127,7 +120,7 @@ def index_tar(file: BinaryIO) -> list[ShardImage]:
     images = []
     for key, sample in itertools.groupby(iterate_tar(file), lambda member: _split_name(member[0])[0]):
         image, label = None, b""
-        for name, _, start, length in sample:
+        for name, start, length in sample:
             suffix = _split_name(name)[1]
             if suffix == "cls":
                 file.seek(start)
@@ -140,10 +133,10 @@ def index_tar(file: BinaryIO) -> list[ShardImage]:
 
 
 @lru_cache(2 * WINDOW)  # two windows, because workers do not finish a window at the same time
-def _open(store: Store, shard: Shard) -> list[ShardImage] | str:
+def _index_shard(location: str, shard: Shard) -> list[ShardImage] | str:
     """Return the images of a shard, or the reason why it is unreadable; of the most recently used shards only once."""
     try:
-        with store.open(shard) as file:
+        with open_shard(location, shard) as file:
             images = index_tar(file)
         if len(images) != shard.images:
             raise OSError(f"it has {len(images)} images, not {shard.images} as in {SHARD_LIST}")
@@ -167,10 +160,10 @@ class ShardedImages(LabeledImages):
     """The images of shards, in order. Only the list of shards and the indexes of a few shards are in memory.
 
     A shard is downloaded and indexed on first use. The images of an unreadable shard are unreadable. Without class
-    names, all images have the label UNLABELED.
+    names, all images have the label UNLABELED. location: their folder or URL, without a slash at the end.
     """
 
-    store: Store
+    location: str
     shards: tuple[Shard, ...]
     classes: tuple[str, ...]
     source: str
@@ -207,7 +200,7 @@ class ShardedImages(LabeledImages):
     def file(self, index: int) -> bytes:
         shard, image = self._find(index)
         try:
-            with self.store.open(shard) as file:
+            with open_shard(self.location, shard) as file:
                 file.seek(image.start)
                 return file.read(image.length)
         except OSError as error:
@@ -219,7 +212,7 @@ class ShardedImages(LabeledImages):
             shard, image = self._find(index)
         except UnreadableImage as error:
             return error.path
-        return f"{self.store.path(shard.name)}/{image.name}"
+        return f"{self.location}/{shard.name}/{image.name}"
 
     def key(self, index: int) -> str:
         """Return the WebDataset key of an image. Raises UnreadableImage for an unreadable shard."""
@@ -233,9 +226,9 @@ class ShardedImages(LabeledImages):
         number = int(np.searchsorted(self._ends, index, side="right"))
         shard = self.shards[number]
         position = int(index - self._ends[number] + shard.images)
-        images = _open(self.store, shard)
+        images = _index_shard(self.location, shard)
         if isinstance(images, str):
-            raise UnreadableImage(f"{self.store.path(shard.name)}, image {position}", images)
+            raise UnreadableImage(f"{self.location}/{shard.name}, image {position}", images)
         return shard, images[position]
 
 

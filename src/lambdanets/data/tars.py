@@ -1,5 +1,6 @@
 """Files in uncompressed tars, found from the headers of their members."""
 
+import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -23,13 +24,10 @@ class TarMember(NamedTuple):
         return f"{self.tar}/{self.name}"
 
 
-def iterate_tar(
-    file: Any, start: int = 0, folder: str = "", below: str = ""
-) -> Iterator[tuple[str, PurePosixPath, int, int]]:
-    """Yield name, path, offset and length of each file in an uncompressed tar and its nested tars, from the headers.
+def iterate_tar(file: Any, start: int = 0, folder: str = "") -> Iterator[tuple[str, int, int]]:
+    """Yield name, offset and length of each file in an uncompressed tar and its nested tars, from the headers.
 
-    file: the tar, a binary file. start, folder, below: the offset of a nested tar, and what its names and paths begin
-        with; a path, as that of a folder, has the name of the nested tar without the suffix.
+    file: the tar, a binary file. start, folder: the offset of a nested tar, and what its names begin with.
 
     Hidden files are left out. Raises tarfile.TarError if the tar is incomplete. A missing end-of-archive block is an
     error, because the tar may be truncated between two members; GNU tar, tarfile and webdataset all write this block.
@@ -47,9 +45,9 @@ def iterate_tar(
                 continue
             name, offset = folder + member.name, start + member.offset_data
             if name.lower().endswith(".tar"):
-                yield from iterate_tar(tar.extractfile(member), offset, f"{name}/", f"{below}{member.name[:-4]}/")
+                yield from iterate_tar(tar.extractfile(member), offset, f"{name}/")
             else:
-                yield name, PurePosixPath(below + member.name), offset, member.size
+                yield name, offset, member.size
         file.seek(tar.offset)  # where tarfile stops, without an error also at a truncated or damaged header
         trailer = file.read(tarfile.BLOCKSIZE + _PADDING)
     if len(trailer) < tarfile.BLOCKSIZE or trailer.strip(b"\0"):
@@ -60,11 +58,12 @@ def iterate_tar(
 def files_in_tar(tar: Path) -> list[tuple[PurePosixPath, TarMember]]:
     """Return path and position of the files of an uncompressed tar and its nested tars, sorted by path.
 
-    Of members with the same name, the last counts. Raises InputError for an incomplete or invalid tar.
+    A nested tar is a folder, whose name has no suffix. Of members with the same name, the last counts. Raises
+    InputError for an incomplete or invalid tar.
     """
     with open_regular(tar) as file:
         try:
-            files = {name: (path, TarMember(tar, name, *span)) for name, path, *span in iterate_tar(file)}
+            members = {name: TarMember(tar, name, *span) for name, *span in iterate_tar(file)}
         except (OSError, tarfile.TarError) as error:
             raise InputError(f"{tar} must be a complete, uncompressed tar: {one_line(error)}") from error
-    return sorted(files.values())
+    return sorted((PurePosixPath(re.sub(r"(?i)\.tar/", "/", name)), member) for name, member in members.items())

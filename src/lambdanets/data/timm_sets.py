@@ -1,38 +1,12 @@
 """Datasets that timm opens by a name with a prefix, such as "torch/cifar10" or "hfds/owner/name"."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from PIL import Image
-
-from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.labeled_images import LabeledImages
-from lambdanets.data.pixels import convert_image
+from lambdanets.data.images import read_image
+from lambdanets.data.labeled_images import IndexedImages
 from lambdanets.errors import InputError, one_line
 
 _PREFIXES = ("torch/", "hfds/")  # timm's other sets have no random access
-
-
-@dataclass(frozen=True)
-class IndexedImages(LabeledImages):
-    """Images of a torchvision dataset or a timm reader, whose items are (image or binary file, label)."""
-
-    items: Any
-    labels: Sequence[int]
-    classes: tuple[str, ...]
-    source: str
-
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        name = self.name(index)
-        try:
-            image = self.items[index][0]
-            if isinstance(image, Image.Image):
-                return convert_image(image), self.labels[index]
-        except Exception as error:  # datasets raise exceptions of any type for damaged files
-            raise UnreadableImage(name, one_line(error)) from error
-        with image:
-            return read_image(image, name), self.labels[index]
 
 
 def is_timm_name(data: str) -> bool:
@@ -40,7 +14,7 @@ def is_timm_name(data: str) -> bool:
     return data.lower().startswith(_PREFIXES)
 
 
-def open_timm_dataset(data: str, root: str | None) -> tuple[LabeledImages, LabeledImages]:
+def open_timm_dataset(data: str, root: str | None) -> tuple[IndexedImages, IndexedImages]:
     """Open the train and validation splits of a dataset.
 
     root: the folder of the dataset. "torch/" datasets are not downloaded.
@@ -58,7 +32,7 @@ def open_timm_dataset(data: str, root: str | None) -> tuple[LabeledImages, Label
         return train, _open_split(data, root, "test")
 
 
-def _open_split(data: str, root: str | None, split: str) -> LabeledImages:
+def _open_split(data: str, root: str | None, split: str) -> IndexedImages:
     import timm.data
 
     try:

@@ -11,7 +11,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from lambdanets.data.batches import Sample
+from lambdanets.data.batches import Batch
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, is_out_of_memory, one_line
@@ -39,8 +39,8 @@ class Trial:
         self.smallest = 1 if self._task.num_images(self._batch(1)) else 2
 
     def _batch(self, size: int) -> Any:
-        samples = [Sample(self._example, 0, "", size)] * size
-        return move_data_to_device(self._batches.collate(samples), self.device)
+        images, targets = self._batches.collate(*([each] * size for each in self._example))
+        return move_data_to_device(Batch(images, targets, torch.arange(size), [], size), self.device)
 
     def step(self, batch_size: int, backward: bool = True) -> None:
         """Compute the loss of a batch and its gradients, and free them.

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
+from lambdanets.data.images import UnreadableImage
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.inference.predictor import Predictor
@@ -114,5 +116,8 @@ class Task(ABC):
 
 
 def first_readable(batches: Batches, indices: Iterable[int]) -> Any:
-    """Return the content of the first of the images that can be read; `check_readable` has found one."""
-    return next(sample.content for sample in map(batches.sample, indices) if not sample.unreadable)
+    """Return the first of the images that can be read, and its target; `check_readable` has found one."""
+    for index in indices:
+        with suppress(UnreadableImage):
+            return batches.load(index)
+    return None

@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 from data.test_batches import to_tensor
-from lambdanets.data.labeled_images import ImageArray, ImageBatches
+from lambdanets.data.labeled_images import ImageBatches, IndexedImages
 from lambdanets.data.order import BatchSlice
 from lambdanets_lab.pseudo.student import StudentImages, StudentOrder, StudentTask
 
 
-class SoftLabeled(ImageArray):
+class SoftLabeled(IndexedImages):
     """Images in shards with soft labels over 3 classes."""
 
     shard_sizes: list[int]
@@ -26,11 +26,11 @@ class SoftLabeled(ImageArray):
         return image, distribution
 
 
-def make_images(count, image_class=ImageArray, first=0, shard_sizes=None):
+def make_images(count, image_class=IndexedImages, first=0, shard_sizes=None):
     """Make gray images of brightness `first`, `first` + 1, ..., with labels 0, 1, 2, 0, ..."""
-    pixels = np.repeat(np.arange(first, first + count, dtype=np.uint8), 4).reshape(count, 2, 2)
-    labeled = image_class(pixels, [index % 3 for index in range(count)], "numbers")
-    if image_class is not ImageArray:
+    items = [(Image.new("L", (2, 2), first + index), index % 3) for index in range(count)]
+    labeled = image_class(items, [label for _, label in items], (), "numbers")
+    if image_class is not IndexedImages:
         labeled.shard_sizes = shard_sizes or [count]
     return labeled
 

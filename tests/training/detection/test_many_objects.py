@@ -14,7 +14,7 @@ from torch import nn
 from data.coco import coco_files
 from lambdanets.data.coco.annotations import read_annotations
 from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.labeled_images import ImageArray
+from lambdanets.data.labeled_images import IndexedImages
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
@@ -33,12 +33,12 @@ def square(number):
 @pytest.fixture(scope="module")
 def many_objects(tmp_path_factory):
     """A gray image with annotated squares of 4 x 4 pixels in a grid."""
-    pixels = np.full((1, HEIGHT, WIDTH), 90, np.uint8)
+    image = Image.new("L", (WIDTH, HEIGHT), 90)
     images = [coco_files.image(1, height=HEIGHT, width=WIDTH)]
     content = coco_files.content(*map(square, range(NUM_OBJECTS)), images=images)
     content["categories"] = [{"id": 7, "name": "square"}]  # of one class, only outlines are drawn
     annotations = read_annotations(coco_files.write(tmp_path_factory.mktemp("many") / "a.json", content))
-    return AnnotatedImages(annotations, ImageArray(pixels, [0], "memory"), "")
+    return AnnotatedImages(annotations, IndexedImages([(image, 0)], [0], (), "memory"), "")
 
 
 def peak_memory():

@@ -4,11 +4,12 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, AnnotationProblems, Annotations, Category, Object
 from lambdanets.data.coco.images import AnnotatedImages
 from lambdanets.data.coco.segmentations import box_and_area, encode_rle
-from lambdanets.data.labeled_images import ImageArray
+from lambdanets.data.labeled_images import IndexedImages
 
 CATEGORIES = tuple(Category(3 * digit + 1, str(digit)) for digit in range(10))  # ids with gaps, as in COCO
 SPLITS = ("train", "val")
@@ -42,7 +43,7 @@ def scattered_digits(split: str, count: int, seed: int) -> AnnotatedImages:
     brightness = np.rint(MIN_BRIGHTNESS + (digits.images - _MIN_SCAN_VALUE) * scale)
     scans = np.where(digits.images >= _MIN_SCAN_VALUE, brightness, 0).astype(np.uint8)[chosen]
     scans_of = [scans[digits.target[chosen] == digit] for digit in range(10)]
-    all_pixels, images, num_objects = [], [], 0
+    canvases, images, num_objects = [], [], 0
     for number in range(1, count + 1):
         height = int(rng.integers(_HEIGHTS[0], _HEIGHTS[1] + 1))
         width = int(rng.integers(_WIDTHS[0], _WIDTHS[1] + 1))
@@ -56,12 +57,11 @@ def scattered_digits(split: str, count: int, seed: int) -> AnnotatedImages:
                 objects.append(_paste(rng, scans_of, canvas, is_free, crowd=True))
         numbered = [replace(obj, id=num_objects + i) for i, obj in enumerate(filter(None, objects), 1)]
         num_objects += len(numbered)
-        all_pixels.append(canvas)
+        canvases.append((Image.fromarray(canvas), 0))
         images.append(AnnotatedImage(number, f"{split}_{number:05}.png", height, width, tuple(numbered)))
     annotations = Annotations(CATEGORIES, tuple(images), AnnotationProblems())
-    return AnnotatedImages(
-        annotations, ImageArray(all_pixels, [0] * count, f"digits/{split}"), annotations.fingerprint()
-    )
+    files = IndexedImages(canvases, [0] * count, (), f"digits/{split}")
+    return AnnotatedImages(annotations, files, annotations.fingerprint())
 
 
 def _paste(
