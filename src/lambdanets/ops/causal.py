@@ -33,10 +33,8 @@ def causal_content(queries: Tensor, keys: Tensor, values: Tensor, normalize_keys
     # u is a batch axis, since keys are normalized for each (k, u)
     queries = queries.unsqueeze(1).expand(-1, intra_depth, -1, -1, -1)  # (b, u, h, n, k)
     keys, values = keys.permute(0, 3, 1, 2), values.permute(0, 3, 1, 2)  # (b, u, n, ..)
-    queries, values = (
-        _split_into_chunks(queries, 3, CHUNK),
-        _split_into_chunks(values, 2, CHUNK),
-    )  # (b, u, h, c, t, k), (b, u, c, t, v)
+    queries = _split_into_chunks(queries, 3, CHUNK)  # (b, u, h, c, t, k)
+    values = _split_into_chunks(values, 2, CHUNK)  # (b, u, c, t, v)
     keys = _split_into_chunks(keys, 2, CHUNK, -torch.inf if normalize_keys == "softmax" else 0)  # (b, u, c, t, k)
     output = {"softmax": _softmax, "l2": _l2, None: _unnormalized}[normalize_keys](queries, keys, values)
     output = output.sum(dim=1).flatten(2, 3)  # (b, h, n, v)

@@ -34,45 +34,35 @@ def lambda_interaction(
     multi_head: one lambda per head (Sec. C.3), with keys (b, h, m, k[, u]), values (b, h, m, v[, u]) and embeddings
     (h, n, m, k[, u]) or (b, h, n, m, k[, u]). Returns (b, h, n, v).
     """
-    if multi_head:
-        per_head = {} if embeddings is None else dict(enumerate(embeddings.movedim(-4 if values.ndim == 4 else -5, 0)))
-        heads = [
-            lambda_interaction(
-                queries[:, h : h + 1],
-                None if keys is None else keys[:, h],
-                values[:, h],
-                per_head.get(h),
-                mask=mask,
-                normalize_keys=normalize_keys,
-            )
-            for h in range(queries.shape[1])
-        ]
-        return torch.cat(heads, dim=1)
-    if values.ndim == 3:
+    if values.ndim == (4 if multi_head else 3):
         values = values[..., None]
         keys = None if keys is None else keys[..., None]
         embeddings = None if embeddings is None else embeddings[..., None]
-    pairs = (queries.shape[0], queries.shape[2], values.shape[1])  # b, n, m
+    if not multi_head:  # one lambda, whose axis h of size 1 einsum expands
+        values = values[:, None]
+        keys = None if keys is None else keys[:, None]
+        embeddings = None if embeddings is None else embeddings.unsqueeze(-5)
+    pairs = (queries.shape[0], queries.shape[2], values.shape[2])  # b, n, m
     allowed = torch.ones(pairs, dtype=torch.bool, device=queries.device) if mask is None else mask.expand(pairs)
-    allowed = allowed[..., None, None]
-    output = queries.new_zeros(*queries.shape[:3], values.shape[2])
+    allowed = allowed[:, None, :, :, None, None]  # (b, h, n, m, k, u)
+    output = queries.new_zeros(*queries.shape[:3], values.shape[3])
     if keys is not None:
-        normalized = _normalize_per_query(keys[:, None], allowed, normalize_keys)
-        content_lambdas = torch.einsum("bnmku,bmvu->bnkv", normalized, values)
-        output = output + torch.einsum("bhnk,bnkv->bhnv", queries, content_lambdas)
+        normalized = _normalize_per_query(keys[:, :, None], allowed, normalize_keys)
+        content_lambdas = torch.einsum("bhnmku,bhmvu->bhnkv", normalized, values)
+        output = output + torch.einsum("bhnk,bhnkv->bhnv", queries, content_lambdas)
     if embeddings is not None:
-        position_lambdas = torch.einsum("bnmku,bmvu->bnkv", embeddings * allowed, values)
-        output = output + torch.einsum("bhnk,bnkv->bhnv", queries, position_lambdas)
+        position_lambdas = torch.einsum("bhnmku,bhmvu->bhnkv", embeddings * allowed, values)
+        output = output + torch.einsum("bhnk,bhnkv->bhnv", queries, position_lambdas)
     return output
 
 
 def _normalize_per_query(keys: Tensor, allowed: Tensor, normalize_keys: str | None) -> Tensor:
-    """Return kbar (b, n, m, k, u): keys (b, 1, m, k, u) normalized over the context of each query n (Table 11)."""
+    """Return kbar (b, h, n, m, k, u): keys (b, h, 1, m, k, u) normalized over the context of each query (Table 11)."""
     if normalize_keys == "softmax":
-        return keys.masked_fill(~allowed, -torch.inf).softmax(dim=2).nan_to_num()
+        return keys.masked_fill(~allowed, -torch.inf).softmax(dim=-3).nan_to_num()
     keys = keys * allowed
     if normalize_keys == "l2":
-        squares = keys.square().sum(dim=2, keepdim=True)
+        squares = keys.square().sum(dim=-3, keepdim=True)
         return keys / torch.where(squares > 0, squares, 1).sqrt()
     assert normalize_keys is None
     return keys

@@ -1,5 +1,8 @@
 """The sum of content and position terms for arbitrary embeddings and masks."""
 
+import itertools
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -88,22 +91,14 @@ def lambda_interaction(
         values = values.unsqueeze(-1)
         keys = None if keys is None else keys.unsqueeze(-1)
         embeddings = None if embeddings is None else embeddings.unsqueeze(-1)
+    factors: list[tuple[Any, ...]] = [(queries, keys, values, embeddings)]
+    if multi_head:
+        axes = ((keys, 1), (values, 1), (embeddings, -5))
+        parts: list[Any] = [itertools.repeat(None) if x is None else x.unbind(axis) for x, axis in axes]
+        factors = list(zip(queries.split(1, dim=1), *parts, strict=False))
     with without_autocast(queries.device):
-        if not multi_head:
-            return _interaction(queries, keys, values, embeddings, mask, normalize_keys, causal).to(result_dtype)
-        outputs = [
-            _interaction(
-                queries.narrow(1, head, 1),
-                None if keys is None else keys.select(1, head),
-                values.select(1, head),
-                None if embeddings is None else embeddings.select(-5, head),
-                mask,
-                normalize_keys,
-                causal,
-            )
-            for head in range(heads)
-        ]
-        return torch.cat(outputs, dim=1).to(result_dtype)
+        outputs = [_interaction(*x, mask, normalize_keys, causal) for x in factors]
+        return (torch.cat(outputs, dim=1) if multi_head else outputs[0]).to(result_dtype)
 
 
 def _interaction(

@@ -38,8 +38,8 @@ class TiledRowTransform(RowTransform):
 
     def __init__(self, problem):
         super().__init__(problem)
-        axis = self.rows.axis
-        self.rows = self.rows._replace(axis=axis._replace(tile=min(self.tile, axis.side)))
+        rows = self.maps.rows
+        self.maps = self.maps._replace(rows=rows._replace(tile=min(self.tile, rows.side)))
 
 
 def assert_algorithms_agree(monkeypatch, case, name, other, algorithm):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.position.maps import Maps
-from lambdanets.ops.position.row_transform import multiply_adds, row_transform, rows_of_graph, table_block, transforms
+from lambdanets.ops.position.row_transform import multiply_adds, row_transform, table_block, tiles_of_graph, transforms
 from lambdanets.ops.precision import accumulation_dtype, widen_float16
 from lambdanets.ops.tables import crop_to_grid, mask_future, pairwise_embeddings
 from lambdanets.ops.tracing import static_shape
@@ -50,13 +50,12 @@ def _fixed_sides(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[
     *_, value_depth, intra_depth = static_shape(values)
     sides = static_shape(table)[: len(grid)]
     radii = tuple(side // 2 for side in sides)
-    maps = Maps.of(grid, radii, radii)
-    rows = rows_of_graph(maps)
+    maps = tiles_of_graph(Maps.of(grid, radii, radii))
     applied = heads * n * depth * value_depth
     convolution = n * math.prod(sides) * depth * value_depth * intra_depth
     costs = {
         "pairs": n * n * heads * (depth + value_depth) * intra_depth,
-        "rows": maps.slices.side * multiply_adds(rows, depth, value_depth, maps.slices.window * intra_depth) + applied,
+        "rows": maps.slices.side * multiply_adds(maps, depth, value_depth, maps.slices.window * intra_depth) + applied,
         "convolution": _CONVOLUTION_SLOWDOWN * convolution + applied,
     }
     cheapest = min(costs, key=lambda name: costs[name])
@@ -65,8 +64,8 @@ def _fixed_sides(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[
     if cheapest == "convolution":
         return _convolution(queries, table, values, grid)
     dtype = accumulation_dtype(values.dtype)  # 16 bits would lose too much between the transforms
-    prepared = table_block(maps.table(table), rows), *transforms(rows, values.to(dtype))
-    output = row_transform(maps.split(queries.to(dtype)), prepared, maps.values(values.to(dtype)), rows)
+    prepared = table_block(maps.table(table), maps), *transforms(maps.columns, values.to(dtype))
+    output = row_transform(maps.split(queries.to(dtype)), prepared, maps.values(values.to(dtype)), maps)
     return maps.join(output).to(table.dtype)
 
 

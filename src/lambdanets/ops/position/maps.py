@@ -189,11 +189,12 @@ class Maps(NamedTuple):
 
 
 class MapAlgorithm(Algorithm):
-    """An algorithm for the position term of maps."""
+    """An algorithm for the position term of maps. tiling: how the grid is computed, and examples of a call."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, tiling: tuple[Maps, int]) -> None:
         super().__init__(problem)
-        self.maps, self.map_problem = maps_of(problem)
+        self.maps, self.batch = tiling
+        _, self.map_problem = maps_of(problem)
 
     @abstractmethod
     def block(self, table: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ _TILED_SIDE = 128  # longer sides are divided if that is faster
 _TILE_LENGTHS = (32, 48, 64, 80, 96, 112, 128, 135, 144, 160, 192, 256)
 _TILE_POINTS = tuple(2**i for i in range(8, 17))  # of sequences
 _CACHED_SIDE, _CACHED_POINTS = 150, 8192  # transforms beyond it leave the second-level cache
-_INSTRUCTIONS_PER_POINT = 12  # products of spectra, loads and stores
 
 
 class Transform(NamedTuple):
@@ -58,24 +57,19 @@ class Transforms(NamedTuple):
 @lru_cache(maxsize=4096)
 def cheapest_transform(minimum: int) -> Transform:
     """The transform of at least this length with the fewest instructions."""
-    sizes = tuple(_OPERATIONS)
-    pairs = itertools.product(sizes, sizes)
-    candidates = [Transform(_two_passes(a, b), a * b, (a, b)) for a, b in pairs if a * b >= minimum]
+    sizes = sorted(_OPERATIONS, reverse=True)  # a larger first factor is faster
+    candidates = [f for f in itertools.combinations_with_replacement(sizes, 2) if math.prod(f) >= minimum]
     if minimum > _MAX_TWO_PASSES:
-        triples = itertools.combinations_with_replacement(sorted(sizes, reverse=True), 3)
-        candidates += [
-            Transform(n * (sum(map(_per_point, factors)) + 12), n, factors)
-            for factors in triples
-            if minimum <= (n := math.prod(factors)) < 1.5 * minimum + 64
-        ]
-    return min(candidates)
+        triples = itertools.combinations_with_replacement(sizes, 3)
+        candidates += [f for f in triples if minimum <= math.prod(f) < 1.5 * minimum + 64]
+    return min(Transform(_instructions(factors), math.prod(factors), factors) for factors in candidates)
 
 
-def _two_passes(a: int, b: int) -> float:
-    """Instructions of both passes, twiddles, and a penalty, because a first factor that is larger is faster."""
-    first = (_SPILLS.get(a, 1) * _OPERATIONS[a] + 2.4 * a) * b
-    second = (_SPILLS.get(b, 1) * _OPERATIONS[b] + 2.4 * b) * a
-    return first + second + 6 * (a - 1) * b + 100 * (a < b)
+def _instructions(factors: tuple[int, ...]) -> float:
+    """Instructions of the passes, and of the twiddles between them."""
+    n = math.prod(factors)
+    twiddles = 6 * (n - factors[1]) if len(factors) == 2 else 12 * n
+    return n * sum(map(_per_point, factors)) + twiddles
 
 
 def _per_point(size: int) -> float:
@@ -113,37 +107,34 @@ def choose_transforms(sides: tuple[int, ...], before: tuple[int, ...], after: tu
                 candidates.append((cheapest_transform(outputs + a + b), outputs))
         if not candidates:
             raise ValueError(f"supports sides with scope of at most {_MAX_LENGTH}, not {whole}")
-        costs = [-(-side // outputs) * axis.instructions * _slowdown(axis.n) for axis, outputs in candidates]
+        costs = [
+            -(-side // outputs) * axis.instructions * (1.4 if axis.n > _CACHED_SIDE else 1)
+            for axis, outputs in candidates
+        ]
         axis, outputs = candidates[costs.index(min(costs))]
         axes.append(axis)
         tile.append(outputs)
     return Transforms(tuple(tile), (axes[0], axes[1]))
 
 
-def _slowdown(length: int) -> float:
-    return 1 if length <= _CACHED_SIDE else 1.4
-
-
 def _sequence_transforms(n: int, before: int, after: int) -> Transforms:
     whole = n + max(before, after)
-    candidates = [(n, _sequence_axes(whole))] if whole <= _MAX_SEQUENCE else []
+    candidates = [Transforms((n,), _sequence_axes(whole))] if whole <= _MAX_SEQUENCE else []
     for total in _TILE_POINTS:
         axes = _sequence_axes(total)
         outputs = axes[0].n * axes[1].n - before - after
         if 0 < outputs < n:
-            candidates.append((outputs, axes))
+            candidates.append(Transforms((outputs,), axes))
 
-    def instructions(candidate: tuple[int, tuple[Transform, Transform]]) -> float:
-        outputs, (first, second) = candidate
-        points = first.n * second.n
+    def cost(chosen: Transforms) -> float:
+        points = chosen.axes[0].n * chosen.axes[1].n
         slowdown = 1 + 0.15 * max(0.0, math.log2(points / _CACHED_POINTS))
-        per_tile = first.instructions * second.n + second.instructions * first.n + _INSTRUCTIONS_PER_POINT * points
-        return -(-n // outputs) * per_tile * slowdown
+        loads_and_stores = 6 * points
+        return -(-n // chosen.tile[0]) * (chosen.instructions(rows=1) + loads_and_stores) * slowdown
 
     if not candidates:
         raise ValueError(f"supports sequences with scope of at most {_MAX_SEQUENCE}, not {whole}")
-    outputs, axes = min(candidates, key=instructions)
-    return Transforms((outputs,), axes)
+    return min(candidates, key=cost)
 
 
 @lru_cache(maxsize=256)

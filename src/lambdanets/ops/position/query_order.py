@@ -11,13 +11,12 @@ are batched over positions, and y ((J, b), (positions, h), v) over tiles and exa
 
 import itertools
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lambdanets.ops.position.algorithm import CALL, Cost, NeedsGrad, Prepared, Problem, matmul_work
-from lambdanets.ops.position.maps import Axis, MapAlgorithm, maps_of
+from lambdanets.ops.position.maps import MapAlgorithm, Maps, maps_of
 from lambdanets.ops.precision import accumulation_dtype, product_dtype
 from lambdanets.ops.tables import pad_axis
 
@@ -33,14 +32,12 @@ class QueryOrder(MapAlgorithm):
     name = "query_order"
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
+        super().__init__(problem, _best_tiling(problem))
         self.dtype = product_dtype(problem.dtype, problem.is_gpu)
-        self.tiles = best_tiles(problem)
-        self.rows, self.columns, maps = self.tiles
-        self.batch = maps // self.maps.slices.side
+        self.rows, self.columns, *_ = self.maps
 
     def cost(self) -> Cost:
-        return _cost(self.map_problem, self.tiles)
+        return _cost(self.problem, self.maps, self.batch)
 
     def block(self, table: Tensor) -> Tensor:
         """Return ((T_1, T_2), k, (w_1, w_2, u))."""
@@ -137,53 +134,45 @@ class QueryOrder(MapAlgorithm):
         )
 
 
-class Tiles(NamedTuple):
-    """Tiles of the rows and columns of a map, and the number of maps in a call."""
-
-    rows: Axis
-    columns: Axis
-    maps: int
-
-
 @lru_cache(maxsize=1024)
-def best_tiles(problem: Problem) -> Tiles:
-    """Return the tiles with the least work whose logits fit the cache."""
+def _best_tiling(problem: Problem) -> tuple[Maps, int]:
+    """Tiles, and examples of a call, with the least work whose logits fit the cache."""
     (maps, p), limit = maps_of(problem), _LOGITS_BYTES[problem.is_gpu]
-    height, width, slices = maps.rows.side, maps.columns.side, maps.slices.side
+    height, width = maps.rows.side, maps.columns.side
     heights = sorted({min(tile, height) for tile in (*_TILE_ROWS, height)})
     widths = [*(tile for tile in _TILE_COLUMNS if 2 * tile <= width), width]
-    candidates: list[Tiles] = []
+    tilings: list[tuple[Maps, int]] = []
     for tile_height, tile_width in itertools.product(heights, widths):
-        tiles = Tiles(maps.rows._replace(tile=tile_height), maps.columns._replace(tile=tile_width), slices)
-        examples = min(problem.batch, limit // (slices * _logits_bytes(p, tiles)))
-        if examples > 0 or not candidates:
-            candidates.append(tiles._replace(maps=slices * max(1, examples)))
-    return min(candidates, key=lambda tiles: _cost(p, tiles).work)
+        rows, columns = maps.rows._replace(tile=tile_height), maps.columns._replace(tile=tile_width)
+        tiled = maps._replace(rows=rows, columns=columns)
+        examples = min(problem.batch, limit // (maps.slices.side * _logits_bytes(p, tiled)))
+        if examples > 0 or not tilings:
+            tilings.append((tiled, max(1, examples)))
+    return min(tilings, key=lambda tiling: _cost(problem, *tiling).work)
 
 
-def _window(problem: Problem, tiles: Tiles) -> int:
+def _window(problem: Problem, maps: Maps) -> int:
     """The number of logits of a query and a head."""
-    return tiles.rows.window * tiles.columns.window * problem.intra_depth
+    return maps.rows.window * maps.columns.window * problem.intra_depth
 
 
-def _logits_bytes(problem: Problem, tiles: Tiles) -> int:
+def _logits_bytes(problem: Problem, maps: Maps) -> int:
     """The size of the logits of a row of tiles of a map."""
-    queries = problem.heads * tiles.rows.tile * tiles.columns.tile * tiles.columns.num_tiles
-    return accumulation_dtype(problem.dtype).itemsize * queries * _window(problem, tiles)
+    queries = problem.heads * maps.rows.tile * maps.columns.tile * maps.columns.num_tiles
+    return accumulation_dtype(problem.dtype).itemsize * queries * _window(problem, maps)
 
 
-def _cost(problem: Problem, tiles: Tiles) -> Cost:
-    """The cost for a map."""
-    p, (rows, columns, maps) = problem, tiles
-    k, v, window = p.query_depth, p.value_depth, _window(p, tiles)
-    windows, positions = columns.num_tiles * maps, rows.tile * columns.tile
+def _cost(problem: Problem, maps: Maps, batch: int) -> Cost:
+    (_, p), rows, columns, count = maps_of(problem), maps.rows, maps.columns, batch * maps.slices.side
+    k, v, window = p.query_depth, p.value_depth, _window(p, maps)
+    windows, positions = columns.num_tiles * count, rows.tile * columns.tile
     work = matmul_work(positions, p.heads * windows, k, window) + matmul_work(windows, positions * p.heads, window, v)
     work = rows.num_tiles * (work + 6 * CALL) + 12 * CALL
-    packed_elements = p.heads * maps * p.num_positions * (k + v)
+    packed_elements = p.heads * count * p.num_positions * (k + v)
     packed_elements += windows * p.grid[0] * columns.window * p.intra_depth * v
     work += _WORK_PER_COPIED_ELEMENT * packed_elements
     # Peak memory is in the backward pass: block and its gradient, logits twice and one product.
     elements = 4 * positions * k * window + 3 * packed_elements
-    workspace = p.dtype.itemsize * elements + 3 * maps * _logits_bytes(p, tiles)
+    workspace = p.dtype.itemsize * elements + 3 * count * _logits_bytes(p, maps)
     multiply_adds = p.batch * rows.num_tiles * columns.num_tiles * positions * p.heads * window * (k + v)
-    return Cost(multiply_adds, workspace, -(-p.batch // maps) * work)
+    return Cost(multiply_adds, workspace, -(-p.batch // count) * work)

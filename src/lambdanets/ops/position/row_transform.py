@@ -16,7 +16,6 @@ tile, so they share a block of R^. Memory: the block, and the lambdas of a tile.
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,80 +31,74 @@ _BLOCK_BYTES = 64 << 20
 _SLOWDOWN = 1.3  # compared with query_order at equal work
 
 
-class Rows(NamedTuple):
-    """Sizes of a row transform: tiles of rows, and the positions of a row."""
-
-    axis: Axis
-    columns: Axis
-
-    @property
-    def length(self) -> int:
-        """N. Positions that wrap around lie outside of the row, where they are not used (README.md, "Why N")."""
-        return (self.columns.side + max(self.columns.before, self.columns.after)) | 1  # odd: no Nyquist frequency
-
-    @property
-    def frequencies(self) -> int:
-        return self.length // 2 + 1
+def _length(columns: Axis) -> int:
+    """N. Positions that wrap around lie outside of the row, where they are not used (README.md, "Why N")."""
+    return (columns.side + max(columns.before, columns.after)) | 1  # odd: no Nyquist frequency
 
 
-def candidate_rows(maps: Maps) -> list[Rows]:
-    """One tile of all rows, two tiles, and so on."""
+def _frequencies(columns: Axis) -> int:
+    return _length(columns) // 2 + 1
+
+
+def _tilings(maps: Maps) -> list[Maps]:
+    """With one tile of all rows, with two tiles, and so on."""
     side = maps.rows.side
     heights = dict.fromkeys(-(-side // 2**i) for i in range(side.bit_length() + 1))
-    return [Rows(maps.rows._replace(tile=height), maps.columns) for height in heights]
+    return [maps._replace(rows=maps.rows._replace(tile=height)) for height in heights]
 
 
-def rows_of_graph(maps: Maps) -> Rows:
-    """The tiles with the fewest pairs of rows, at most four."""
-    return min(candidate_rows(maps)[:3], key=lambda rows: _pairs_of_rows(rows.axis))
+def tiles_of_graph(maps: Maps) -> Maps:
+    """With the tiles that have the fewest pairs of rows, at most four."""
+    return min(_tilings(maps)[:3], key=lambda tiled: _pairs_of_rows(tiled.rows))
 
 
 def _pairs_of_rows(axis: Axis) -> int:
     return axis.num_tiles * axis.tile * axis.window
 
 
-def table_block(table: Tensor, rows: Rows) -> Tensor:
+def table_block(table: Tensor, maps: Maps) -> Tensor:
     """R^ of the pairs of a tile (f, 2, k, T, w, u, 2), real 2 x 2 matrices, from a table (r_y, r_x, k, u)."""
     table = table.to(accumulation_dtype(table.dtype))
-    spectra = torch.einsum("fijd,rdku->rfikuj", _offset_rotations(rows, table), table)
-    return rows.axis.pairs(spectra, 0).permute(1, 2, 3, 0, 6, 4, 5).contiguous()  # of (T, f, 2, k, u, 2, w)
+    spectra = torch.einsum("fijd,rdku->rfikuj", _offset_rotations(maps.columns, table), table)
+    return maps.rows.pairs(spectra, 0).permute(1, 2, 3, 0, 6, 4, 5).contiguous()  # of (T, f, 2, k, u, 2, w)
 
 
-def transforms(rows: Rows, like: Tensor) -> tuple[Tensor, Tensor]:
+def transforms(columns: Axis, like: Tensor) -> tuple[Tensor, Tensor]:
     """exp(-i w f x) for values, ((f, 2), x), and exp(i w f x) / N for lambdas, (x, (f, 2)).
 
     A frequency f > 0 stands also for -f.
     """
-    forward = _rotations(rows, range(rows.columns.side), like)[:, 0]
-    weights = torch.full((rows.frequencies, 1, 1), 2 / rows.length, dtype=like.dtype, device=like.device)
+    forward = _rotations(columns, range(columns.side), like)[:, 0]
+    weights = torch.full_like(forward[:, :1, :1], 2 / _length(columns))
     weights[0] /= 2
     return forward.flatten(0, 1), (forward * weights).flatten(0, 1).T.contiguous()
 
 
-def _offset_rotations(rows: Rows, like: Tensor) -> Tensor:
-    return _rotations(rows, range(-rows.columns.before, rows.columns.after + 1), like)
+def _offset_rotations(columns: Axis, like: Tensor) -> Tensor:
+    return _rotations(columns, range(-columns.before, columns.after + 1), like)
 
 
-def _rotations(rows: Rows, positions: Sequence[int], like: Tensor) -> Tensor:
+def _rotations(columns: Axis, positions: Sequence[int], like: Tensor) -> Tensor:
     """The products with exp(i w f x) as matrices (f, 2, 2, x), rounded from float64."""
-    angles = 2 * math.pi / rows.length * (np.outer(range(rows.frequencies), positions) % rows.length)
+    n = _length(columns)
+    angles = 2 * math.pi / n * (np.outer(range(_frequencies(columns)), positions) % n)
     cosines, sines = np.cos(angles), np.sin(angles)
     matrices = np.stack([np.stack([cosines, -sines], axis=1), np.stack([sines, cosines], axis=1)], axis=1)
     return torch.tensor(matrices, dtype=like.dtype, device=like.device)
 
 
-def transform_values(values: Tensor, forward: Tensor, rows: Rows) -> Tensor:
+def transform_values(values: Tensor, forward: Tensor, maps: Maps) -> Tensor:
     """Transform values (b, n, v, u) to V^ (f, S_1, u, 2, b, v), with the rows that complete the windows."""
-    maps = values.unflatten(1, (rows.axis.side, rows.columns.side)).permute(2, 1, 4, 0, 3)  # (x, S_1, u, b, v)
-    spectra = (forward @ maps.flatten(1)).unflatten(0, (-1, 2)).unflatten(2, maps.shape[1:]).movedim(1, 3)
-    return spectra if rows.axis.is_covered else pad_axis(spectra, 1, *rows.axis.padding)
+    x = values.unflatten(1, (maps.rows.side, maps.columns.side)).permute(2, 1, 4, 0, 3)  # (x, S_1, u, b, v)
+    spectra = (forward @ x.flatten(1)).unflatten(0, (-1, 2)).unflatten(2, x.shape[1:]).movedim(1, 3)
+    return spectra if maps.rows.is_covered else pad_axis(spectra, 1, *maps.rows.padding)
 
 
-def transform_adjoint(grad_spectra: Tensor, forward: Tensor, rows: Rows) -> Tensor:
+def transform_adjoint(grad_spectra: Tensor, forward: Tensor, maps: Maps) -> Tensor:
     """The adjoint of `transform_values`."""
-    spectra = grad_spectra.narrow(1, rows.axis.padding[0], rows.axis.side).movedim(3, 1)  # (f, 2, S_1, u, b, v)
-    maps = (forward.T @ spectra.flatten(0, 1).flatten(1)).unflatten(1, spectra.shape[2:])
-    return maps.permute(3, 1, 0, 4, 2).flatten(1, 2)
+    spectra = grad_spectra.narrow(1, maps.rows.padding[0], maps.rows.side).movedim(3, 1)  # (f, 2, S_1, u, b, v)
+    x = (forward.T @ spectra.flatten(0, 1).flatten(1)).unflatten(1, spectra.shape[2:])
+    return x.permute(3, 1, 0, 4, 2).flatten(1, 2)
 
 
 def _lambdas(block: Tensor, window: Tensor, inverse: Tensor) -> Tensor:
@@ -115,61 +108,60 @@ def _lambdas(block: Tensor, window: Tensor, inverse: Tensor) -> Tensor:
     return lambdas.unflatten(1, (*block.shape[2:4], *window.shape[4:])).permute(3, 2, 0, 1, 4)
 
 
-def _tile_rows(x: Tensor, rows: Rows) -> tuple[Tensor, ...]:
+def _tile_rows(x: Tensor, maps: Maps) -> tuple[Tensor, ...]:
     """Split (b, h, n, c) into tiles (b, T, x, h, c)."""
-    maps = x.transpose(1, 2).unflatten(1, (rows.axis.side, rows.columns.side))
-    return rows.axis.tiles(maps, 1).unbind(1)
+    x = x.transpose(1, 2).unflatten(1, (maps.rows.side, maps.columns.side))
+    return maps.rows.tiles(x, 1).unbind(1)
 
 
-def _join_rows(tiles: Sequence[Tensor], rows: Rows) -> Tensor:
+def _join_rows(tiles: Sequence[Tensor], maps: Maps) -> Tensor:
     """The inverse of `_tile_rows`."""
-    return torch.cat(list(tiles), dim=1).narrow(1, 0, rows.axis.side).flatten(1, 2).transpose(1, 2)
+    return torch.cat(list(tiles), dim=1).narrow(1, 0, maps.rows.side).flatten(1, 2).transpose(1, 2)
 
 
-def row_transform(queries: Tensor, prepared: Prepared, values: Tensor, rows: Rows) -> Tensor:
+def row_transform(queries: Tensor, prepared: Prepared, values: Tensor, maps: Maps) -> Tensor:
     """Compute the output (b, h, n, v) from queries (b, h, n, k) and values (b, n, v, u)."""
     block, forward, inverse = prepared
-    spectra, outputs = transform_values(values, forward, rows), []
-    for i, tile in enumerate(_tile_rows(queries, rows)):
-        window = spectra.narrow(1, i * rows.axis.tile, rows.axis.window)
+    spectra, outputs = transform_values(values, forward, maps), []
+    for i, tile in enumerate(_tile_rows(queries, maps)):
+        window = spectra.narrow(1, i * maps.rows.tile, maps.rows.window)
         outputs.append(tile @ _lambdas(block, window, inverse))
-    return _join_rows(outputs, rows)
+    return _join_rows(outputs, maps)
 
 
 class RowTransform(MapAlgorithm):
     name = "row_transform"
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.rows, self.batch = _best_tiling(problem)
+        super().__init__(problem, _best_tiling(problem))
 
     def cost(self) -> Cost:
-        return _cost(self.problem, *_best_tiling(self.problem))
+        return _cost(self.problem, self.maps, self.batch)
 
     def block(self, table: Tensor) -> Tensor:
-        return table_block(table, self.rows)
+        return table_block(table, self.maps)
 
     def block_adjoint(self, grad_block: Tensor) -> Tensor:
-        spectra = self.rows.axis.add_pairs(grad_block.permute(3, 0, 1, 2, 5, 6, 4), 0)
-        return torch.einsum("fijd,rfikuj->rdku", _offset_rotations(self.rows, spectra), spectra)
+        spectra = self.maps.rows.add_pairs(grad_block.permute(3, 0, 1, 2, 5, 6, 4), 0)
+        return torch.einsum("fijd,rfikuj->rdku", _offset_rotations(self.maps.columns, spectra), spectra)
 
     def prepare(self, table: Tensor) -> Prepared:
-        return (*super().prepare(table), *transforms(self.rows, table))
+        return (*super().prepare(table), *transforms(self.maps.columns, table))
 
     def map_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
-        return row_transform(queries, prepared, values, self.rows)
+        return row_transform(queries, prepared, values, self.maps)
 
     def map_gradients(
         self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        rows, (block, forward, inverse) = self.rows, prepared
-        spectra, matrices = transform_values(values, forward, rows), block.flatten(4).flatten(1, 3)
+        maps, (block, forward, inverse) = self.maps, prepared
+        spectra, matrices = transform_values(values, forward, maps), block.flatten(4).flatten(1, 3)
         grad_queries: list[Tensor] = []
         grad_block = torch.zeros_like(matrices) if needs.table else None
         grad_spectra = torch.zeros_like(spectra) if needs.values else None
-        tiles = zip(_tile_rows(queries, rows), _tile_rows(grad_output, rows), strict=True)
+        tiles = zip(_tile_rows(queries, maps), _tile_rows(grad_output, maps), strict=True)
         for i, (tile, grad_tile) in enumerate(tiles):
-            section = i * rows.axis.tile, rows.axis.window
+            section = i * maps.rows.tile, maps.rows.window
             window = spectra.narrow(1, *section)
             if needs.queries:
                 grad_queries.append(grad_tile @ _lambdas(block, window, inverse).mT)
@@ -184,51 +176,52 @@ class RowTransform(MapAlgorithm):
                 grad_window = grad_spectra.narrow(1, *section)
                 grad_window += (matrices.mT @ grad).view(window.shape)
         return (
-            _join_rows(grad_queries, rows) if grad_queries else None,
+            _join_rows(grad_queries, maps) if grad_queries else None,
             None if grad_block is None else grad_block.view(block.shape),
-            None if grad_spectra is None else transform_adjoint(grad_spectra, forward, rows),
+            None if grad_spectra is None else transform_adjoint(grad_spectra, forward, maps),
         )
 
 
 @lru_cache(maxsize=1024)
-def _best_tiling(problem: Problem) -> tuple[Rows, int]:
+def _best_tiling(problem: Problem) -> tuple[Maps, int]:
     """Tiles, and examples of a call, with the least work, whose block of R^ fits the memory, and lambdas the cache."""
     maps, p = maps_of(problem)
-    candidates = candidate_rows(maps)
-    fitting = [rows for rows in candidates if 4 * _block_elements(rows, p) <= _BLOCK_BYTES] or candidates[-1:]
+    candidates = _tilings(maps)
+    fitting = [tiled for tiled in candidates if 4 * _block_elements(tiled, p) <= _BLOCK_BYTES] or candidates[-1:]
     tilings = []
-    for rows in fitting:
-        lambda_bytes = 4 * rows.axis.tile * rows.columns.side * p.value_depth * p.query_depth * maps.slices.side
+    for tiled in fitting:
+        lambda_bytes = 4 * tiled.rows.tile * maps.columns.side * p.value_depth * p.query_depth * maps.slices.side
         # Products of at least 64 columns are fast.
         batch = max(1, _LAMBDA_BYTES[problem.is_gpu] // lambda_bytes, 64 // p.value_depth)
-        tilings.append((rows, min(problem.batch, batch)))
+        tilings.append((tiled, min(problem.batch, batch)))
     return min(tilings, key=lambda tiling: _cost(problem, *tiling).work)
 
 
-def _block_elements(rows: Rows, problem: Problem) -> int:
-    return 4 * rows.frequencies * problem.query_depth * rows.axis.tile * rows.axis.window * problem.intra_depth
+def _block_elements(maps: Maps, problem: Problem) -> int:
+    pairs = maps.rows.tile * maps.rows.window
+    return 4 * _frequencies(maps.columns) * pairs * problem.query_depth * problem.intra_depth
 
 
-def multiply_adds(rows: Rows, depth: int, value_depth: int, intra_depth: int) -> float:
+def multiply_adds(maps: Maps, depth: int, value_depth: int, intra_depth: int) -> float:
     """Multiply-adds for a map, before the queries are applied."""
-    transformed = 2 * rows.frequencies * rows.columns.side * rows.axis.side * (depth + intra_depth)
-    pairs = 4 * rows.frequencies * _pairs_of_rows(rows.axis) * depth * intra_depth
+    frequencies = _frequencies(maps.columns)
+    transformed = 2 * frequencies * maps.columns.side * maps.rows.side * (depth + intra_depth)
+    pairs = 4 * frequencies * _pairs_of_rows(maps.rows) * depth * intra_depth
     return (transformed + pairs) * value_depth
 
 
-def _cost(problem: Problem, rows: Rows, batch: int) -> Cost:
+def _cost(problem: Problem, maps: Maps, batch: int) -> Cost:
     _, p = maps_of(problem)
-    maps = batch * p.batch // problem.batch
-    k, v, lines = p.query_depth, p.value_depth, rows.axis.side
-    products = p.batch * multiply_adds(rows, k, v, p.intra_depth)
+    count = batch * maps.slices.side
+    k, v, lines = p.query_depth, p.value_depth, maps.rows.side
+    products = p.batch * multiply_adds(maps, k, v, p.intra_depth)
     applied = p.batch * p.num_positions * p.heads * k * v
-    calls = -(-p.batch // maps) * (12 + 8 * rows.axis.num_tiles)
+    calls = -(-p.batch // count) * (12 + 8 * maps.rows.num_tiles)
     work = matmul_work(products / 64**3, 64, 64, 64) + CALL * calls
     work += matmul_work(p.batch * p.num_positions, p.heads, k, v)
-    spectra = 2 * rows.frequencies * lines * p.intra_depth * maps * v
-    lambdas = rows.axis.tile * rows.length * k * maps * v
-    packed = maps * p.num_positions * p.heads * (k + v)
-    elements = (
-        6 * _block_elements(rows, p) + 4 * rows.length * rows.columns.side + 4 * spectra + 8 * lambdas + 2 * packed
-    )
+    matrices = _length(maps.columns) * maps.columns.side
+    spectra = 2 * _frequencies(maps.columns) * lines * p.intra_depth * count * v
+    lambdas = maps.rows.tile * _length(maps.columns) * k * count * v
+    packed = count * p.num_positions * p.heads * (k + v)
+    elements = 6 * _block_elements(maps, p) + 4 * (matrices + spectra) + 8 * lambdas + 2 * packed
     return Cost(products + applied, accumulation_dtype(p.dtype).itemsize * elements, _SLOWDOWN * work)

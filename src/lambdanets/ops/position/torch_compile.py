@@ -56,14 +56,10 @@ def backward_operator(
     """Compute gradients of queries, table, values and content; those that are not needed are empty tensors."""
     plan = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
     gradients = run_backward(grad_output, queries, table, values, content, plan, NeedsGrad(*needs_grad))
-    grad_queries, grad_table, grad_values, grad_content = gradients
-    like_content = grad_output if content is None else content
-    return (
-        queries.new_empty(0) if grad_queries is None else grad_queries.contiguous(),
-        table.new_empty(0) if grad_table is None else grad_table.contiguous(),
-        values.new_empty(0) if grad_values is None else grad_values.contiguous(),
-        like_content.new_empty(0) if grad_content is None else grad_content.contiguous(),
-    )
+    factors = (queries, table, values, grad_output if content is None else content)
+    pairs = zip(gradients, factors, strict=True)
+    q, r, v, c = (x.new_empty(0) if grad is None else grad.contiguous() for grad, x in pairs)
+    return q, r, v, c
 
 
 @backward_operator.register_fake
