@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from lambdanets.errors import InputError
 from lambdanets.recipes import find_recipe
@@ -11,8 +12,9 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.recipes.scattered_digits import recipe as DETECTOR
 from lambdanets.records import write_json
 from lambdanets.tasks.recipes import DetectionRecipe
+from lambdanets.training.distributed import World
 from lambdanets.training.recipe import read_recipe
-from lambdanets.training.run import resolve_recipe
+from lambdanets.training.run import open_task, resolve_recipe
 
 IMPORT = "from lambdanets.tasks.recipes import ClassificationRecipe\nrecipe = "
 
@@ -90,3 +92,10 @@ def test_a_started_run_keeps_its_precision_on_another_machine(tmp_path):
     write_json(tmp_path / "recipe.json", replace(DIGITS, precision="bf16-mixed").fields())
     assert resolve_recipe(DIGITS, tmp_path).precision == "bf16-mixed"
     assert resolve_recipe(replace(DIGITS, precision="32-true"), tmp_path).precision == "32-true"
+
+
+def test_bfloat16_without_instructions_is_said_to_be_slow(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    open_task(replace(DIGITS, precision="bf16-mixed"), World())
+    assert "32-true" in capsys.readouterr().err
