@@ -15,7 +15,7 @@ _MACHINE_ERRORS = ["ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFIL
 EXTRAS = {
     **dict.fromkeys(("lightning", "sklearn", "matplotlib", "scipy", "pyarrow"), "train"),
     **dict.fromkeys(("faster_coco_eval", "skimage", "imagecodecs"), "detection"),
-    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino"), "export"),
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "export"),
     **dict.fromkeys(("starlette", "uvicorn"), "demo"),
 }
 

@@ -110,7 +110,7 @@ def _time(exported: "Exported", title: str, seconds: NonNegativeFloat) -> None:
     """Print the times of the runtime and of PyTorch, measured alternately."""
     import torch
 
-    from lambdanets_lab.timing import time_in_turn
+    from lambdanets_lab.timing import summarize, time_interleaved
 
     shape = next(iter(exported.errors))
     images = exported.graph.make_images(shape, torch.Generator().manual_seed(0))
@@ -118,7 +118,7 @@ def _time(exported: "Exported", title: str, seconds: NonNegativeFloat) -> None:
     if "boxes" in exported.graph.outputs:
         echo(f"{len(exported.graph.run_pytorch(images)[0])} objects in the timed image")
     times = []
-    for name, summary in time_in_turn(runs, repeats=50, seconds=seconds).items():
-        median, lower, upper = (1e3 * value for value in summary.values())
+    for name, samples in time_interleaved(runs, repeats=50, seconds=seconds).items():
+        median, lower, upper = (1e3 * value for value in summarize(samples))
         times.append(f"{name} {median:.1f} ({lower:.1f} to {upper:.1f}) ms")
     echo(f"{shape[0]} images, {torch.get_num_threads()} threads, median (quartiles): {', '.join(times)}")

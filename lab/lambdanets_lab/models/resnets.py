@@ -4,6 +4,7 @@ The baselines are ResNet-RS without squeeze-and-excitation (Tables 6, 13 and 14)
 resnetrs50 to resnetrs420.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,9 @@ class MixerResNet(ResNetBase):
     """
 
     def __init__(self, *, mixer: str, mixer_blocks: Blocks, mixer_options: dict[str, Any], **resnet: Any) -> None:
+        if unknown := sorted(resnet.keys() - {"small_images"} - inspect.signature(ResNet).parameters.keys()):
+            known = ", ".join(option_names(mixer)) or "none"
+            raise TypeError(f"mixer {mixer} has no option {', '.join(unknown)}; its options are: {known}")
         super().__init__(**resnet)
         if mixer == "channel_attention":
             for stage, numbers in zip(self.stages(), mixer_blocks, strict=True):

@@ -39,7 +39,7 @@ def test_every_mixer_network_has_outputs_and_gradients(mixer):
     ("options", "message"),
     [
         ({"mixer": "global_atention"}, "got 'global_atention'; the nearest is global_attention"),
-        ({"mixer": "global_attention", "scope": 3}, "resnet50_mixer takes no argument 'scope'"),
+        ({"mixer": "global_attention", "scope": 3}, "mixer global_attention has no option scope; its options are: hea"),
         ({"mixer": "local_attention", "pattern": "LL"}, "pattern must be four letters"),
         ({"patern": "LLLC"}, "unexpected keyword argument 'patern'"),
     ],
