@@ -132,7 +132,6 @@ class _Block(nn.Module):
 
 _CFG = {"input_size": (3, 256, 256), "num_classes": 2, "first_conv": "encoder.0.conv1", "classifier": "head"}
 _CFG |= {"license": "apache-2.0"}
-_FEATURE_CFG = {"feature_cls": "fx"}  # features are those of nodes in the graph: the modules are not a sequence
 default_cfgs = generate_default_cfgs({"lambda_unet_small.untrained": _CFG, "unet_small.untrained": _CFG})
 
 
@@ -144,7 +143,7 @@ def lambda_unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     overrides: arguments of `UNet`.
     """
     arguments = {"lambda_stages": 3} | overrides
-    return build_model_with_cfg(UNet, "lambda_unet_small", pretrained, feature_cfg=_FEATURE_CFG, **arguments)
+    return build_model_with_cfg(UNet, "lambda_unet_small", pretrained, feature_cfg=_features(), **arguments)
 
 
 @register_model
@@ -154,4 +153,9 @@ def unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     1.94 million parameters for two classes, 3.0 billion multiply-adds for an image of 256 x 256.
     overrides: arguments of `UNet`.
     """
-    return build_model_with_cfg(UNet, "unet_small", pretrained, feature_cfg=_FEATURE_CFG, **overrides)
+    return build_model_with_cfg(UNet, "unet_small", pretrained, feature_cfg=_features(), **overrides)
+
+
+def _features() -> dict[str, Any]:
+    """Features are those of nodes in the graph: the modules are not a sequence. timm empties the dictionary."""
+    return {"feature_cls": "fx"}

@@ -47,7 +47,7 @@ def test_result_identifies_data_by_hash_not_by_path(tiny, tmp_path):
     assert first["training_data"]["name"] == str(tmp_path / "digits/train.json")
     assert first["validation_data"]["name"] == str(tmp_path / "digits/val.json")
     assert first["training_data"]["sha256"] != first["validation_data"]["sha256"]
-    rows = report([tmp_path / "first", tmp_path / "second"], "markdown").splitlines()[2:4]
+    rows = report([tmp_path / "first", tmp_path / "second"]).splitlines()[2:4]
     assert [row.split(" | ")[0].split()[-1] for row in rows] == ["training_images=None", "training_images=2"]
 
 
