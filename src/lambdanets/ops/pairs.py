@@ -97,7 +97,7 @@ def lambda_interaction(
         parts: list[Any] = [itertools.repeat(None) if x is None else x.unbind(axis) for x, axis in axes]
         factors = list(zip(queries.split(1, dim=1), *parts, strict=False))
     with without_autocast(queries.device):
-        outputs = [_interaction(*x, mask, normalize_keys, causal) for x in factors]
+        outputs = [_interaction(q, k, v, e, mask, normalize_keys, causal) for q, k, v, e in factors]
         return (torch.cat(outputs, dim=1) if multi_head else outputs[0]).to(result_dtype)
 
 

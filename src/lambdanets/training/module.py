@@ -173,6 +173,7 @@ class EMA(WeightAveraging):
     def __init__(self, decay: float) -> None:
         super().__init__(best_device(), use_buffers=True)
         self.decay = decay
+        self._latest_update_step = 0  # of the superclass, which saves it in checkpoints
 
     @torch.no_grad()
     def on_train_batch_end(
@@ -180,7 +181,7 @@ class EMA(WeightAveraging):
     ) -> None:  # torch's update_parameters would read a count on the GPU, and so wait for the step
         if trainer.global_step == self._latest_update_step:
             return
-        self._latest_update_step = step = int(trainer.global_step)  # which the superclass saves in checkpoints
+        self._latest_update_step = step = int(trainer.global_step)
         averages, weights = ([*each.parameters(), *each.buffers()] for each in (self._average_model.module, module))
         pairs: list[tuple[Tensor, Tensor]] = [*zip(averages, weights, strict=True)]
         floating = [pair for pair in pairs if pair[0].is_floating_point()]

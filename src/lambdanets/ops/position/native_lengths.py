@@ -58,7 +58,8 @@ class Transforms(NamedTuple):
 def cheapest_transform(minimum: int) -> Transform:
     """The transform of at least this length with the fewest instructions."""
     sizes = sorted(_OPERATIONS, reverse=True)  # a larger first factor is faster
-    candidates = [f for f in itertools.combinations_with_replacement(sizes, 2) if math.prod(f) >= minimum]
+    pairs = itertools.combinations_with_replacement(sizes, 2)
+    candidates: list[tuple[int, ...]] = [f for f in pairs if math.prod(f) >= minimum]
     if minimum > _MAX_TWO_PASSES:
         triples = itertools.combinations_with_replacement(sizes, 3)
         candidates += [f for f in triples if minimum <= math.prod(f) < 1.5 * minimum + 64]
