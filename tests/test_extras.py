@@ -17,7 +17,7 @@ CORE = """
 import json, sys
 packages, run, image, commands = json.loads(sys.argv[1])
 sys.modules.update(dict.fromkeys(packages))  # importing them raises ModuleNotFoundError
-import torch, timm, lambdanets as ln
+import numpy, PIL.Image, torch, timm, lambdanets as ln, lambdanets.inference.figures as figures
 from lambdanets.cli import main
 model = ln.create_model("lambda_resnet20_small", num_classes=3).eval()
 assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
@@ -28,6 +28,7 @@ make_layer = lambda conv: ln.LambdaLayer2d(conv.in_channels, conv.out_channels, 
 assert ln.replace_convolutions(timm.create_model("resnet10t"), make_layer, "layer4.*.conv2")
 assert ln.load(run).predict(image)
 assert main(["predict", run, image]) == 0
+assert figures.overlay_classes(PIL.Image.open(image), numpy.eye(8, dtype=numpy.uint8)).size == (8, 8)  # of a segmenter
 for command in commands:
     print("exit code", main(command))
 """

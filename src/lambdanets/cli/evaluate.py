@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     echo(*([f"images: {evaluator.source}"] if evaluator.source else []))
     echo(describe_classes(model.card.classes), describe_left_out(evaluator.left_out))
     with folder.open() if folder is not None else contextlib.nullcontext():
-        evaluation = evaluator.evaluate(options.batch_size, options.workers)
+        evaluation = evaluator.evaluate(batch_size=options.batch_size, workers=options.workers)
         report_unreadable(evaluation.unreadable)
         echo(evaluation.counts, *evaluation.lines)
         if options.out is not None:

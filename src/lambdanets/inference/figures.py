@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from PIL import Image
-from torchvision.transforms.functional import to_pil_image
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from torchvision.utils import draw_bounding_boxes
 
 from lambdanets.data.coco.annotations import AnnotatedImage
@@ -54,24 +54,24 @@ def overlay_classes(image: Image.Image, labels: np.ndarray) -> Image.Image:
     labels: uint8 (H, W).
     """
     known = np.where(labels == IGNORED, BACKGROUND, labels)
-    return Image.fromarray(_tint(image.convert("RGB"), known, find_boundaries(labels)))
+    return _tint(brighten(image.convert("RGB")), known, find_boundaries(labels))
 
 
-def _tint(image: Image.Image, labels: np.ndarray, boundaries: np.ndarray, opacity: float = _OPACITY) -> np.ndarray:
+def _tint(image: Image.Image, labels: np.ndarray, boundaries: np.ndarray, opacity: float = _OPACITY) -> Image.Image:
     """Return an image with the color of each label, mixed with its pixels by the opacity, but pure at boundaries.
 
-    The color of label i is `distinct_color(i - 1)`, and pixels with label 0 have none.
+    The color of label i is `distinct_color(i - 1)`, and pixels with label 0 have none. Changes `boundaries` in place.
     """
-    from scipy.ndimage import maximum_filter  # slow to import
-
-    pixels, inside = np.asarray(brighten(image)).copy(), labels > 0
-    colors = np.array([distinct_color(index) for index in range(-1, labels.max())])
-    if opacity:
-        pixels[inside] = (1 - opacity) * pixels[inside] + opacity * colors[labels[inside]]
-    width = 1 + 2 * round(max(image.size) / 1000)  # pixels, so that outlines are visible in large images
-    outlines = inside & maximum_filter(boundaries, width)
-    pixels[outlines] = colors[labels[outlines]]
-    return pixels
+    inside = labels > 0
+    colors = np.array([distinct_color(index) for index in range(-1, labels.max())], np.uint8)
+    painted = Image.fromarray(colors[labels])
+    tinted = Image.composite(Image.blend(image, painted, opacity), image, Image.fromarray(inside))
+    side = math.sqrt(inside.sum() / max(labels.max(), 1))  # of an object, on average
+    for _ in range(round(min(max(image.size) / 1000, side / 10))):  # outlines are visible, but do not fill objects
+        for pixels in (boundaries, boundaries.T):
+            pixels[1:] |= pixels[:-1]
+            pixels[:-1] |= pixels[1:]
+    return Image.composite(painted, tinted, Image.fromarray(inside & boundaries))
 
 
 def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: tuple[str, ...]) -> Image.Image:
@@ -99,21 +99,23 @@ def overlay(image: Image.Image, labels: np.ndarray, objects: Detections, *, with
 
     has_names = len(objects.classes) > 1
     factor = max(1, math.ceil(MIN_SIDE / max(image.size)))
-    large = image.convert("RGB").resize((image.width * factor, image.height * factor), Image.Resampling.BICUBIC)
+    size = (image.width * factor, image.height * factor)
+    large = brighten(image.convert("RGB")).resize(size, Image.Resampling.BICUBIC)
     labels = labels.repeat(factor, 0).repeat(factor, 1)
-    pixels = _tint(large, labels, find_boundaries(labels, None), _OPACITY if has_names else 0.0)
+    boundaries = find_boundaries(np.pad(labels, 1), None)[1:-1, 1:-1]  # also at the edge of the image
+    tinted = _tint(large, labels, boundaries, _OPACITY if has_names else 0.0)
     if not has_names or not len(objects):
-        return Image.fromarray(pixels)
+        return tinted
     names, scores, worst_first = objects.class_names, objects.scores.tolist(), range(len(objects))[::-1]
-    corners = (objects.boxes * factor).clip(torch.zeros(4), torch.tensor(large.size * 2) - 1)
+    corners = (objects.boxes * factor).clip(torch.zeros(4), torch.tensor(size * 2) - 1)
     drawn = draw_bounding_boxes(
-        torch.from_numpy(pixels).permute(2, 0, 1),
+        pil_to_tensor(tinted),
         corners.flip(0),
         [printable(names[index]) + (f" {scores[index]:.2f}" if with_scores else "") for index in worst_first],
         [distinct_color(index) for index in worst_first],
-        width=max(1, round(max(large.size) / 400)),
+        width=max(1, round(max(size) / 400)),
         font=str(Path(matplotlib.get_data_path(), "fonts/ttf/DejaVuSans.ttf")),  # boxes for characters it lacks
-        font_size=max(13, max(large.size) // 60),
+        font_size=max(13, max(size) // 60),
         fill_labels=True,
     )
     return to_pil_image(drawn)

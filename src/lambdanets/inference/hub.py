@@ -134,8 +134,8 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
         expected = copy.deepcopy(network).cpu().float().eval()(images)
         if tuple(expected.shape) != (1, len(loaded.classes)):
             raise InputError(f"model must be a classifier, got outputs of shape {tuple(expected.shape)}")
-        largest = float((loaded.model(images) - expected).abs().max() / expected.abs().max())
-    if not largest <= MAX_ERROR:  # true also for NaN
+        difference = float((loaded.model(images) - expected).abs().max() / expected.abs().max())
+    if not difference <= MAX_ERROR:  # true also for NaN
         raise InputError(problem)
 
 

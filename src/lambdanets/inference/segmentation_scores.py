@@ -64,9 +64,9 @@ def find_boundaries(labels: np.ndarray, ignored: int | None = IGNORED) -> np.nda
     Neighbors are above, below, left and right. Ignored pixels and the edge of the image make no boundary.
     """
     boundary = np.zeros(labels.shape, bool)
+    known = np.ones(labels.shape, bool) if ignored is None else labels != ignored
     for first, second in (((slice(-1),), (slice(1, None),)), ((..., slice(-1)), (..., slice(1, None)))):
-        pixels, neighbors = labels[first], labels[second]
-        differ = (pixels != neighbors) & (pixels != ignored) & (neighbors != ignored)
+        differ = (labels[first] != labels[second]) & known[first] & known[second]
         boundary[first] |= differ
         boundary[second] |= differ
     return boundary

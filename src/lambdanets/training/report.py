@@ -30,7 +30,7 @@ def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int
     task.model.to(best_device()).eval()  # Lightning moves the model to the CPU at the end
     recipe, evaluator = task.recipe, task.evaluator(task.validation if task.test is None else task.test)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size
-    evaluation = evaluator.evaluate(batch_size, recipe.workers)
+    evaluation = evaluator.evaluate(batch_size=batch_size, workers=recipe.workers)
     evaluator.draw(evaluation, folder)
     save_weights(folder / WEIGHTS, task.model, task.card().without_paths().to_json())
     draw_curves(log, folder / "curves.png")
