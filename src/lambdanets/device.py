@@ -8,8 +8,6 @@ import torch
 
 from lambdanets.errors import InputError
 
-CGROUP = Path("/sys/fs/cgroup")  # in a container, of the container; cgroups of version 2
-
 
 def best_device() -> torch.device:
     """Return the GPU if there is one, else the CPU."""
@@ -28,13 +26,21 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     return torch.device(device)
 
 
-def free_memory(device: torch.device) -> int:
-    """Return the free memory in bytes, of the GPU or of the machine and its container, where page cache is free."""
+def free_memory(
+    device: torch.device, cgroups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> int:
+    """Return the free memory in bytes: of the GPU, or the minimum over the machine and the cgroups of this process.
+
+    Reclaimable page cache counts as free. cgroups: the cgroup file system, version 2. membership: the file that names
+    the cgroup of this process.
+    """
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
-        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        free = min(free, max(0, limit - used + int(statistics["inactive_file"])))
-    return free
+    free = [psutil.virtual_memory().available]
+    own = membership.read_text(errors="replace").strip().rpartition("0::/")[2] if membership.is_file() else ""
+    for folder in (cgroups / own, *(cgroups / own).parents):  # in a container only the root may be visible
+        with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
+            limit, used = (int((folder / f"memory.{name}").read_text()) for name in ("max", "current"))
+            statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            free.append(max(0, limit - used + int(statistics["inactive_file"])))
+    return min(free)
