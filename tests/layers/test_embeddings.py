@@ -98,6 +98,7 @@ def test_rejects_invalid_edges(arguments, message):
         (lambda: RelativeEmbedding(5, 4), "scope must be a tuple of 1, 2 or 3 odd and positive sides, got 5"),
         (lambda: RelativeEmbedding((5, 4), 4), r"scope must be a tuple of .* odd and positive sides, got \(5, 4\)"),
         (lambda: RelativeEmbedding((5,), 4, heads=0), "heads must be an integer of at least 1, got 0"),
+        (lambda: RelativeEmbedding((3,), 4).of_pairs((5, 5)), r"grid must be a tuple of 1 sides, got \(5, 5\)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

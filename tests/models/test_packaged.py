@@ -50,6 +50,8 @@ def test_other_number_of_classes_reinitializes_the_classifier():
     assert network.fc.weight.shape == (4, 512)
     assert torch.equal(network.layer4[0].conv1.weight, trained.layer4[0].conv1.weight)
     assert ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=0)(torch.randn(2, 1, 16, 16)).shape
+    with pytest.raises(ValueError, match=r"embedding.table .* only in the file"):
+        ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=4, position=False)
 
 
 def test_weights_of_rgb_images_fit_images_with_other_channels():

@@ -120,7 +120,11 @@ class RelativeEmbedding(EmbeddingTable):
             grid: the D sides of the grid of query positions.
             context_grid: sides of the grid of context positions, with the same origin; default None for `grid`.
             dilation: distance between adjacent entries of the table, in positions; default 1.
+
+        Raises ValueError unless the grids have D sides.
         """
+        if {len(grid), len(context_grid or grid)} != {self.dimensions}:
+            raise ValueError(f"grid must be a tuple of {self.dimensions} sides, got {grid} and {context_grid}")
         heads = []
         for table in self.tables:
             pairs = pairwise_embeddings(table, grid, dilation, context_grid)  # (S_1..S_D, k, u, C_1..C_D)

@@ -98,11 +98,12 @@ def create_model(
         adopts, state = False, model.state_dict()
         weights = match_names(weights, state, str(pretrained))
     if weights:
-        if overrides.get("features_only") or num_classes != num_trained_classes:
+        if overrides.get("features_only"):
             weights = {name: weights[name] for name in state if name in weights}
         if num_classes != num_trained_classes:  # the classifier keeps its random weights
             classifier = f"{model.pretrained_cfg.get('classifier', '')}."
-            weights |= {name: tensor for name, tensor in state.items() if name.startswith(classifier)}
+            kept = {name: tensor for name, tensor in state.items() if name.startswith(classifier)}
+            weights = {name: x for name, x in weights.items() if not name.startswith(classifier)} | kept
         first = f"{model.pretrained_cfg.get('first_conv')}.weight"
         if first in state.keys() & weights.keys() and weights[first].shape[1] == 3:  # for other in_chans, as in timm
             weights[first] = adapt_input_conv(state[first].shape[1], weights[first].float())

@@ -265,7 +265,7 @@ def _make_trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    # signals are KeepLast's: Lightning's handlers can stop in the middle of an optimizer step, or wait for other ranks,
+    # Checkpoints handles signals: Lightning's handlers can stop in the middle of a step, or wait for other ranks,
     # and its broadcast of signals waits for the GPU before each micro-batch
     trainer._signal_connector.register_signal_handlers = lambda: None
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
