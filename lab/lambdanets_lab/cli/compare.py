@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     from lambdanets_lab.studies import execution
 
     if get_world().world_size > 1:
-        raise InputError("lambdanets compare must not run under torchrun; start the same command once per GPU")
+        raise InputError("lambdanets compare must not run under torchrun; start it with the same --out once per GPU")
     plan = execution.make_plan(studies, options.variants, options.seeds, requested)
     folder = options.out or Path("comparisons") / f"{names.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     command = [*arguments, *([] if options.out else ["--out", str(folder)])]

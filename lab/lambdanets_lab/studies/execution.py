@@ -104,6 +104,7 @@ def make_plan(
     for label in variants:
         if label not in known:
             raise InputError(f"variants must be among {', '.join(known)}, got {label!r}{nearest_hint(label, known)}")
+    recipe = replace(recipe, **run.absolute_paths(recipe))
     plan = Plan(tuple(dict.fromkeys(studies)), tuple(variants), tuple(dict.fromkeys(seeds)), recipe)
     varying = {name for variant in plan.selected().values() for name in variant.options}
     if conflicts := sorted(varying & recipe.model_options.keys()):
@@ -117,8 +118,7 @@ def begin(plan: Plan, folder: Path) -> None:
     Does nothing in a folder with the same plan. Raises InputError for a folder with another plan or other files, and
     for runs that cannot be trained.
     """
-    recipe = replace(plan.recipe, **run.absolute_paths(plan.recipe))
-    content = json.loads(json.dumps(asdict(replace(plan, recipe=recipe))))
+    content = json.loads(json.dumps(asdict(plan)))
     work_folder = WorkFolder(folder, content, _read_identity)
     if work_folder.is_started():
         return

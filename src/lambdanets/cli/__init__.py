@@ -27,7 +27,7 @@ COMMANDS = {
     "pseudo-label": "Pseudo-label images with a teacher: lambdanets pseudo-label TEACHER SHARDS OUT.",
     "report": "Compare detection runs as in the paper's Table 14: lambdanets report RUNS...",
     "compare": "Compare model variants over several seeds: lambdanets compare STUDIES [RECIPE].",
-    "tables": "Compare the paper's tables with this package: lambdanets tables [3 4 ...] [--check].",
+    "tables": "Compare the paper's tables with this package: lambdanets tables [3 4 ...].",
     "benchmark": "Benchmark against baselines: lambdanets benchmark layer | model | scaling | tables.",
     "kernels": "Show and check the compiled kernels on this machine: lambdanets kernels [--device cuda].",
 }

@@ -4,6 +4,7 @@ import re
 import shlex
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -52,8 +53,10 @@ def test_studies_share_the_runs_of_identical_variants(recipe):
     assert [seed for _, seed in runs] == [0] * 7 + [1] * 7
 
 
-def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, capsys):
-    out = tmp_path / "out"
+def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, monkeypatch, capsys):
+    data, out = Path(recipe.data), tmp_path / "out"
+    monkeypatch.chdir(data.parent.parent)
+    recipe = replace(recipe, data=f"{data.parent.name}/{data.name}")  # relative
     options = ["--variants", "3x3", "7x7", "--seeds", "0", "1", "--out", str(out)]
     assert cli.main(["compare", "scope", *recipe_options(recipe), *options]) == 0
     assert {path.name for path in out.iterdir()} >= {"plan.json", "results.json", "comparison.md", "scope.png", "runs"}
@@ -62,6 +65,7 @@ def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, capsys
     assert [(r["variant"], r["seed"]) for r in results["runs"]] == [
         ("lambda scope=3", 0), ("lambda scope=7", 0), ("lambda scope=3", 1), ("lambda scope=7", 1),
     ]  # fmt: skip
+    assert results["runs"][0]["data"].startswith(data.name)
     text = capsys.readouterr().out
     assert "[4/4] lambda scope=7, seed 1: top-1" in text
     assert f"written to {out}: results.json, comparison.md" in text
