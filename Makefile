@@ -2,7 +2,6 @@
 # make test      install the package and run the tests of lambdanets
 # make test-lab  run those of lambdanets_lab and of the experiments
 # make test-isa  run the tests of numerics and of small trainings without AVX
-# make tables    compare parameters and operations of the models with the paper's tables
 # make docs      build the pages and the reference as a site, build/site/index.html
 # make lint      check style, types and the limits of the code
 # make format    format the code
@@ -34,7 +33,7 @@ INSTALLING := installing the package and its dependencies into $(VENV): about 3 
 # The first pip that installs dependency groups.
 NEW_PIP := 'pip>=25.1'
 
-.PHONY: demo test test-lab test-isa tables docs lint format release clean
+.PHONY: demo test test-lab test-isa docs lint format release clean
 
 demo: $(VENV)/demo-ready
 	@if [ -f runs/demo/recipe.json ]; then $(BIN)/lambdanets train --resume runs/demo; \
@@ -49,9 +48,6 @@ test-lab: $(VENV)/dev-ready
 test-isa: $(VENV)/dev-ready
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 TRAINING_SEED=1 \
 	$(PYTEST) $(NUMERICS)
-
-tables: $(VENV)/dev-ready
-	$(PYTEST) tests/lab/tables
 
 docs: $(VENV)/dev-ready
 	$(BIN)/python dev/docs_sources.py build/docs

@@ -20,7 +20,7 @@ class Tables:
     tables: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Table numbers from 2 to 20, E.2 for the memory in Sec. E.2, and fn2 for that in footnote 2; all by default."""
     out: Path | None = None
-    """Markdown file to write or overwrite; by default tables are printed."""
+    """Markdown file to write or overwrite; the terminal by default."""
     figures: Path | None = None
     """Folder for frontier.png (Figure 4) and scope.png (Table 10); no figures by default."""
     measured: tuple[Path, ...] = ()

@@ -80,8 +80,8 @@ def find_splits(
     left_out: number of files that are left out already, by reason; those that are not used are added to the result.
 
     A folder that contains only one folder is skipped. Then its folders are splits (see `parse_name`) of class folders,
-    or class folders with images anywhere in them. A training and a validation split are used; a test split is the
-    validation split if there is no other. A split without class folders is left out, unless it is for training.
+    or class folders with images anywhere in them. A training and a validation split are used; a test split replaces
+    a missing validation split. A split without class folders is left out, unless it is for training.
 
     Raises InputError if there are no images in class folders, and for folders that may be splits or classes.
     """

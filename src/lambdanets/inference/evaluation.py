@@ -40,7 +40,7 @@ class Evaluation:
 
 
 def format_score(value: float | None) -> str:
-    """Format a score with four digits, or as a dash if there is none."""
+    """Format a score with four digits, or None as a dash."""
     return "-" if value is None else f"{value:.4f}"
 
 

@@ -92,7 +92,7 @@ def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: tu
 def overlay(image: Image.Image, labels: np.ndarray, objects: Detections, *, with_scores: bool = True) -> Image.Image:
     """Draw the label image of objects on an image, each in its own color. Small images are enlarged.
 
-    If there are several classes, objects are tinted, and boxes with their names are drawn, the best above others.
+    Objects of several classes are tinted, and boxes with their names are drawn, the best above others.
     labels, objects: from `make_label_image`.
     """
     import matplotlib
