@@ -137,8 +137,8 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
         answers.plot(statistics.fmean(differences), y, "|", color=plot_style.OURS, markersize=16)
     answers.set_ylim(-0.5, len(pairs) - 0.5)
     answers.axvline(0, color=plot_style.REFERENCE, linewidth=1)
-    answers.set_yticks(range(len(pairs)), [QUESTIONS[other] for other in reversed(pairs)])
-    answers.set(xlabel="top-1 above the other: seeds, mean, interval")
+    answers.set_yticks(range(len(pairs)), list(reversed(pairs)))
+    answers.set(xlabel="top-1 of the lambda layer - of the other (points): seeds, mean, interval")
     for axis in (curves, answers):
         axis.grid(**plot_style.GRID)
     plot_style.save(figure, path)
@@ -185,7 +185,8 @@ def section(runs: Sequence[Mapping[str, Any]]) -> str:
         intervals = [" to ".join(f"{bound:+.2f}" for bound in interval) for interval in (plain, corrected)]
         difference = f"{statistics.fmean(differences):+.2f}"
         means = [format_mean([*scores_by_seed(runs, {"layer": name}, "top1").values()]) for name in (LAMBDA, other)]
-        rows.append([QUESTIONS[other], *means, difference, *intervals, f"{p:.3f}", answer(differences, p)])
+        rounded = "< 0.001" if p < 0.001 else f"{p:.3f}"
+        rows.append([QUESTIONS[other], *means, difference, *intervals, rounded, answer(differences, p)])
     missing = len(LAYERS) * len(SEEDS) - len(runs)
     ending = f" Of the other questions, {missing} of 40 runs are still to be trained." if missing else ""
     columns = ("question", "lambda layer", "the other", "difference", "95% interval", "corrected interval")
@@ -195,7 +196,7 @@ def section(runs: Sequence[Mapping[str, Any]]) -> str:
         f"![Top-1 over the time of training, and the differences to the lambda layer](results/questions.png)\n\n"
         f"Top-1 (%) on the 10,000 test images, {seeds(runs)}, trained on {processors(runs)}; the corrected intervals "
         f"are of {confidence} (Bonferroni; Holm's test, which gives the answers, also "
-        f"rejects some differences whose corrected interval has 0).{ending}\n\n{table}\n"
+        f"rejects some differences whose corrected interval includes 0).{ending}\n\n{table}\n"
     )
 
 
