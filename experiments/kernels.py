@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from lambdanets.ops.position.fused import KERNELS, kernel_constants
-from lambdanets.ops.position.fused_sizes import WARPGROUPS, ProgramSizes, choose_program_sizes
+from lambdanets.ops.position.fused import KERNELS
+from lambdanets.ops.position.fused_sizes import WARPGROUPS, choose_constants
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 HEADS = (1, 2, 4, 8, 16)
@@ -36,12 +36,13 @@ REGISTERS = 65_536  # per streaming multiprocessor
 class Configuration:
     kernel: str
     architecture: int
-    heads: int
     dtype: str
-    tiles: ProgramSizes
+    constants: dict[str, int]
 
     def __str__(self) -> str:
-        return f"{self.kernel} sm_{self.architecture} h={self.heads} {self.dtype} {tuple(self.tiles)}"
+        names = "TILE", "EXAMPLES", "HEADS", "STEP", "V", "num_warps", "num_stages"
+        sizes = " ".join(f"{name}={self.constants[name]}" for name in names)
+        return f"{self.kernel} sm_{self.architecture} {self.dtype} {sizes}"
 
 
 def configurations(
@@ -52,13 +53,14 @@ def configurations(
     batches: Sequence[int] = BATCHES,
 ) -> list[Configuration]:
     """The distinct configurations that the launchers choose for these sizes."""
-    distinct: dict[Configuration, None] = {}
+    distinct: dict[str, Configuration] = {}
     sizes = itertools.product(architectures, dtypes, KERNELS, heads, depths, batches)
     for architecture, dtype, kernel, h, depth, batch in sizes:
         capability, itemsize = divmod(architecture, 10), getattr(torch, dtype).itemsize
-        tiles = choose_program_sizes(kernel, capability, itemsize, batch, h, depth)
-        distinct[Configuration(kernel, architecture, h, dtype, tiles)] = None
-    return list(distinct)
+        constants = choose_constants(kernel, capability, itemsize, batch, h, depth)
+        configuration = Configuration(kernel, architecture, dtype, constants)
+        distinct[str(configuration)] = configuration
+    return list(distinct.values())
 
 
 def compile_kernel(configuration: Configuration) -> Any:
@@ -70,10 +72,7 @@ def compile_kernel(configuration: Configuration) -> Any:
     from lambdanets.ops.position import fused_kernels
 
     function = getattr(fused_kernels, KERNELS[configuration.kernel])
-    constants = kernel_constants(
-        configuration.kernel, configuration.tiles, configuration.heads, getattr(torch, configuration.dtype)
-    )
-    constants["CONTENT"] = True
+    constants = configuration.constants | {"CONTENT": True}
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion")}
     signature: dict[str, str] = {}
     constexprs: dict[str, int] = {}
@@ -99,7 +98,7 @@ def max_shared_memory(capability: tuple[int, int]) -> int:
 
 def examine(configuration: Configuration) -> tuple[list[str], int]:
     """Compile a kernel; returns the checks that its code fails, and its bytes of stack per thread."""
-    tiles, is_float32 = configuration.tiles, configuration.dtype == "float32"
+    warps, is_float32 = configuration.constants["num_warps"], configuration.dtype == "float32"
     try:
         code = compile_kernel(configuration)
         registers, stack = resources(code)
@@ -107,8 +106,8 @@ def examine(configuration: Configuration) -> tuple[list[str], int]:
         return [" ".join(f"{type(error).__name__}: {error}".split())[:300]], 0
     ptx, shared_bytes = code.asm["ptx"], code.metadata.shared
     limit = max_shared_memory(divmod(configuration.architecture, 10))
-    resident_programs = min((limit + 1024) // (shared_bytes + 1024), REGISTERS // (registers * 32 * tiles.warps))
-    warps_per_scheduler = resident_programs * tiles.warps / 4
+    resident_programs = min((limit + 1024) // (shared_bytes + 1024), REGISTERS // (registers * 32 * warps))
+    warps_per_scheduler = resident_programs * warps / 4
     # numbers of pipeline stages that are prefetched
     stages_ahead = [int(count, 0) for count in re.findall(r"cp\.async\.wait_group\s+(0x[0-9a-f]+|\d+)", ptx)]
     checks = {
@@ -117,7 +116,7 @@ def examine(configuration: Configuration) -> tuple[list[str], int]:
         "no tensor cores": not is_float32 and not any(name in ptx for name in TENSOR_CORES),
         "no asynchronous loads": not re.search(r"cp\.async\.c[ag]\.shared", ptx),
         "the loads of the next step start only after waiting for those of the current step": (
-            tiles.stages > 2 and not any(stages_ahead)
+            configuration.constants["num_stages"] > 2 and not any(stages_ahead)
         ),
         f"{warps_per_scheduler} warps per scheduler": not is_float32 and warps_per_scheduler < 2,
     }

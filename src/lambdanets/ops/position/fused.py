@@ -12,7 +12,6 @@ import importlib.util
 import itertools
 import math
 import os
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -29,19 +28,17 @@ from lambdanets.ops.position.algorithm import (
     grad_of_content,
 )
 from lambdanets.ops.position.fused_sizes import (
-    ProgramSizes,
-    choose_program_sizes,
+    VECTOR_BYTES,
+    K,
+    choose_constants,
     choose_table_grid,
     choose_tile_shape,
     max_value_channels,
-    next_power_of_2,
 )
 from lambdanets.ops.precision import product_dtype
 from lambdanets.ops.tables import pad_axis
 
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
-K = 16  # query depth of a launch; larger depths need several launches
-VECTOR_BYTES = 16  # size of one vectorized load
 _MAX_HEADS, _MAX_TILE = 16, 64
 _MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
 
@@ -83,6 +80,10 @@ class Fused(Algorithm):
         super().__init__(problem)
         self.dtype = product_dtype(problem.dtype, is_gpu=True)
         self.capability = gpu_capability(problem.device) or (0, 0)  # if unpickled elsewhere
+        # Kernels compute maps, a sequence as one row, with the table that `prepare` returns.
+        missing = 2 - len(problem.grid)
+        self.grid, self.radius = (1,) * missing + problem.grid, (0,) * missing + problem.before
+        self.sides = tuple(2 * radius + 1 for radius in self.radius)
 
     @classmethod
     def unsupported(cls, problem: Problem) -> str:
@@ -96,19 +97,19 @@ class Fused(Algorithm):
         return ""
 
     def cost(self) -> Cost:
-        problem = self._symmetric_2d(self.problem.batch, self.dtype)
-        b, n, h = problem.batch, problem.num_positions, problem.heads
-        k, v, u = problem.query_depth, problem.value_depth, problem.intra_depth
-        itemsize = self.dtype.itemsize
-        tiles = choose_program_sizes("grad_table", self.capability, itemsize, b, h, v)
-        programs, _, _ = choose_table_grid(problem.grid, problem.before, b, tiles)
+        b, n, h = self.problem.batch, self.problem.num_positions, self.problem.heads
+        k, v, u = self.problem.query_depth, self.problem.value_depth, self.problem.intra_depth
+        itemsize, offsets = self.dtype.itemsize, math.prod(self.sides)
+        constants = choose_constants("grad_table", self.capability, itemsize, b, h, v)
+        tile, examples, step = (constants[name] for name in ("TILE", "EXAMPLES", "STEP"))
+        programs, _, _ = choose_table_grid(self.grid, self.radius, b, tile, examples, step)
         # Partial sums, the padded table, and at most one copy of each factor and result in float32.
-        workspace = 4 * programs * tiles.positions * tiles.step * K + 4 * math.prod(problem.scope) * K * u * itemsize
-        has_copies = self.problem.dtype != self.dtype or v % (VECTOR_BYTES // itemsize)
-        if has_copies or len(_launch_slices(problem)) > 1:
+        workspace = 4 * programs * tile * step * K + 4 * offsets * K * u * itemsize
+        has_copies = self.problem.dtype != self.dtype or v % constants["VEC"]
+        if has_copies or len(self._launch_slices(self.dtype)) > 1:
             workspace += 4 * b * n * (h * k + u * v + h * v)
         # No other algorithm is faster on a GPU, whatever the sizes.
-        return Cost(b * n * min(n, math.prod(problem.scope)) * k * v * u, workspace, work=0)
+        return Cost(b * n * min(n, offsets) * k * v * u, workspace, work=0)
 
     def fault(self) -> str:
         """The failures of the check of the kernels, which runs on first use."""
@@ -153,14 +154,13 @@ class Fused(Algorithm):
         are added in float32.
         """
         queries, table, values, content = factors
-        problem = self._symmetric_2d(len(values), values.dtype)
         shapes = ((*queries.shape[:3], values.shape[2]), queries.shape, table.shape, values.shape)
-        shape, slices = dict(zip(KERNELS, shapes, strict=True))[kernel], _launch_slices(problem)
+        shape, slices = dict(zip(KERNELS, shapes, strict=True))[kernel], self._launch_slices(values.dtype)
 
         def launch(k: slice, v: slice, u: int, dtype: torch.dtype) -> Tensor:
             q, c = queries[..., k], content[:, k, v] if content is not None and u == 0 else None
             a = q if grad_output is None or kernel == "forward" else grad_output[..., v]
-            return self._launch(kernel, problem, dtype, (a, q, table[..., k, u], values[:, :, v, u], c))
+            return self._launch(kernel, dtype, a, q, table[..., k, u], values[:, :, v, u], c)
 
         with torch.cuda.device_of(values):  # Triton launches on the current device
             if len(slices) == 1:
@@ -172,27 +172,34 @@ class Fused(Algorithm):
                 view += launch(k, v, u, torch.float32).reshape(view.shape)
         return total.to(values.dtype)
 
-    def _launch(self, kernel: str, problem: Problem, dtype: torch.dtype, operands: tuple[Any, ...]) -> Tensor:
+    def _launch_slices(self, dtype: torch.dtype) -> list[tuple[slice, slice, int]]:
+        """Return slices of query depth and value channels, and the intra-depth, of each launch."""
+        width = max_value_channels(dtype.itemsize)
+        depths = [slice(first, first + K) for first in range(0, self.problem.query_depth, K)]
+        channels = [slice(first, first + width) for first in range(0, self.problem.value_depth, width)]
+        return list(itertools.product(depths, channels, range(self.problem.intra_depth)))
+
+    def _launch(
+        self, kernel: str, dtype: torch.dtype, a: Tensor, q: Tensor, r: Tensor, v: Tensor, c: Tensor | None
+    ) -> Tensor:
         """Launch a kernel; the result has the dtype, or float32 for the table, a sum over positions.
 
-        operands: queries or grad_output (b, h, n, v), queries (b, h, n, k) with k <= K, table
-        (r_1..r_D, k), values (b, n, v), content (b, k, v). Results are contiguous as (b, n, h, v)
-        or (b, n, h, k).
+        a: queries or grad_output (b, h, n, v). q: queries (b, h, n, k) with k <= K. r: table
+        (r_1..r_D, k). v: values (b, n, v). c: content (b, k, v). Results are contiguous as
+        (b, n, h, v), (b, n, h, k) or (r_1, r_2, k).
         """
         from lambdanets.ops.position import fused_kernels  # imports Triton
 
-        a, q, r, v, c = operands
         (b, h, n, depth), channels = q.shape, v.shape[2]
-        tiles = choose_program_sizes(kernel, self.capability, v.dtype.itemsize, b, h, channels)
-        constants = kernel_constants(kernel, tiles, h, v.dtype)
+        constants = choose_constants(kernel, self.capability, v.dtype.itemsize, b, h, channels)
         if kernel == "grad_table":
-            return _launch_table(problem, tiles, constants, a, q, v)
-        shape = choose_tile_shape(problem.grid, problem.before, tiles.positions, tiles.step)
-        sizes, tile = (*problem.grid, b, channels), (*shape[:2], tiles.examples, tiles.values)
-        programs = math.prod(-(-size // side) for size, side in zip(sizes, tile, strict=True))
+            return self._launch_table(constants, a, q, v)
+        shape = choose_tile_shape(self.grid, self.radius, constants["TILE"], constants["STEP"])
+        sizes, parts = (*self.grid, b, channels), (*shape[:2], constants["EXAMPLES"], constants["V"])
+        programs = math.prod(-(-size // part) for size, part in zip(sizes, parts, strict=True))
         # by the size of a tile minus 1 on each side, and from k to K
         padding = (0, K - depth, shape[1] - 1, shape[1] - 1, shape[0] - 1, shape[0] - 1)
-        table = F.pad(r.reshape(*problem.scope, depth), padding).contiguous()
+        table = F.pad(r.reshape(*self.sides, depth), padding).contiguous()
         if kernel == "grad_values":
             inputs, output = [a, q], _empty_aligned(v, (b, n, channels), dtype)
         else:
@@ -203,52 +210,31 @@ class Fused(Algorithm):
                 c = F.pad(c, (0, 0, 0, -depth % constants["VEC"]))  # queries are loaded in vectors
             width = channels if kernel == "forward" else depth
             inputs, output = [a, v, c], _empty_aligned(v, (b, n, h, width), dtype).transpose(1, 2)
-        arguments = _arguments(problem, table, [*map(_align_rows, inputs), output], channels, depth)
+        arguments = self._arguments(table, [*map(_align_rows, inputs), output], q, v)
         getattr(fused_kernels, KERNELS[kernel])[(programs,)](*arguments, *shape, **constants)
         return output
 
-    def _symmetric_2d(self, batch: int, dtype: torch.dtype) -> Problem:
-        """Return the problem with two axes and the table that `prepare` returns."""
-        missing = 2 - len(self.problem.grid)
-        grid, before = (1,) * missing + self.problem.grid, (0,) * missing + self.problem.before
-        return self.problem._replace(batch=batch, grid=grid, before=before, after=before, causal=False, dtype=dtype)
+    def _launch_table(self, constants: dict[str, int], g: Tensor, q: Tensor, v: Tensor) -> Tensor:
+        """Compute the gradient of the table (r_1, r_2, k), by partial sums."""
+        from lambdanets.ops.position.fused_kernels import grad_table, reduce_grad_table
 
+        tile, examples, step, depth = constants["TILE"], constants["EXAMPLES"], constants["STEP"], q.shape[3]
+        programs, splits, sizes = choose_table_grid(self.grid, self.radius, len(q), tile, examples, step)
+        partial = v.new_empty(programs, tile, step, K, dtype=torch.float32)
+        arguments = self._arguments(partial, [*map(_align_rows, (g, q, v))], q, v)
+        grad_table[(programs,)](*arguments, *sizes, **constants)
+        output = v.new_empty(*self.sides, depth, dtype=torch.float32)
+        arguments = [partial, output, depth, self.grid[1], self.radius[1], *sizes[:4], splits]
+        programs = math.prod(self.sides)
+        reduce_grad_table[(programs,)](*arguments, TILE=tile, STEP=step, K=K, LOADS=8, num_warps=4)
+        return output
 
-def _launch_slices(problem: Problem) -> list[tuple[slice, slice, int]]:
-    """Return slices of query depth and value channels, and the intra-depth, of each launch."""
-    width = max_value_channels(problem.dtype.itemsize)
-    depths = [slice(first, first + K) for first in range(0, problem.query_depth, K)]
-    channels = [slice(first, first + width) for first in range(0, problem.value_depth, width)]
-    return list(itertools.product(depths, channels, range(problem.intra_depth)))
-
-
-def _launch_table(
-    problem: Problem, tiles: ProgramSizes, constants: dict[str, int], g: Tensor, q: Tensor, v: Tensor
-) -> Tensor:
-    """Compute the gradient of the table (r_1, r_2, k), by partial sums."""
-    from lambdanets.ops.position.fused_kernels import grad_table, reduce_grad_table
-
-    depth = q.shape[3]
-    programs, splits, sizes = choose_table_grid(problem.grid, problem.before, problem.batch, tiles)
-    partial = v.new_empty(programs, tiles.positions, tiles.step, K, dtype=torch.float32)
-    arguments = _arguments(problem, partial, [*map(_align_rows, (g, q, v))], v.shape[2], depth)
-    grad_table[(programs,)](*arguments, *sizes, **constants)
-    output = v.new_empty(*problem.scope, depth, dtype=torch.float32)
-    arguments = [partial, output, depth, problem.grid[1], problem.before[1], *sizes[:4], splits]
-    constants = {name: constants[name] for name in ("TILE", "STEP", "K", "enable_fp_fusion")}
-    reduce_grad_table[(math.prod(problem.scope),)](*arguments, **constants, LOADS=8, num_warps=4)
-    return output
-
-
-def _arguments(
-    problem: Problem, contiguous: Tensor, operands: list[Tensor], value_depth: int, query_depth: int
-) -> list[Tensor | int]:
-    """Return the arguments of a kernel up to the radius of the table; depths are in vectors."""
-    vec_size = VECTOR_BYTES // problem.dtype.itemsize
-    strides = [stride // vec_size for x in operands for stride in x.stride()[:-1]]
-    depths = -(-value_depth // vec_size), -(-query_depth // vec_size)
-    sizes = (*depths, problem.batch, problem.heads, *problem.grid, *problem.before)
-    return [contiguous, *operands, *strides, *sizes]
+    def _arguments(self, first: Tensor, operands: list[Tensor], q: Tensor, v: Tensor) -> list[Tensor | int]:
+        """Return the arguments of a kernel up to the radius of the table; strides and depths are in vectors."""
+        (batch, heads, _, depth), vec_size = q.shape, VECTOR_BYTES // v.dtype.itemsize
+        strides = [stride // vec_size for x in operands for stride in x.stride()[:-1]]
+        depths = -(-v.shape[2] // vec_size), -(-depth // vec_size)
+        return [first, *operands, *strides, *depths, batch, heads, *self.grid, *self.radius]
 
 
 def _empty_aligned(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -267,14 +253,3 @@ def _align_rows(x: Tensor) -> Tensor:
     if x.stride(-1) == 1 and aligned and x.data_ptr() % VECTOR_BYTES == 0:
         return x
     return x.clone(memory_format=torch.contiguous_format)
-
-
-def kernel_constants(kernel: str, tiles: ProgramSizes, heads: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return the compile-time constants; FMA is explicit because Triton's default may change."""
-    names = "TILE", "EXAMPLES", "STEP", "V", "num_warps", "num_stages"
-    constants = dict(zip(names, tiles, strict=True))
-    constants["HEADS"] = next_power_of_2(heads) if kernel == "grad_values" else heads
-    constants |= {"K": K, "VEC": VECTOR_BYTES // dtype.itemsize, "enable_fp_fusion": True}
-    if KERNELS[kernel] == "forward_or_grad_queries":
-        constants["GRADIENT"] = kernel == "grad_queries"
-    return constants

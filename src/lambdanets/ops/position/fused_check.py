@@ -9,6 +9,7 @@ import functools
 import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -59,8 +60,21 @@ class Example(NamedTuple):
 
 @functools.cache
 def failures(device: str, dtype: torch.dtype) -> str:
-    """Why kernels for a dtype fail, or "". If some fail, issues one KernelWarning that says what to report."""
-    failed = "; ".join(f"{kernel} {reason}" for kernel, reason in check(device, dtype).items() if reason)
+    """Check all kernels for a dtype, once in a process, and return which raise or are wrong, and why, or "".
+
+    If some do, issues one KernelWarning that says what to report. Raises OutOfMemoryError, which says nothing about
+    the kernels.
+    """
+
+    def run() -> str:
+        cases = CASES if fused.is_interpreted() else (*CASES, FULL_TILE_CASE)
+        examples = [make_example(case, dtype, device) for case in cases]
+        first_failures = (next(filter(None, map(partial(failure, kernel), examples)), "") for kernel in fused.KERNELS)
+        return "; ".join(filter(None, first_failures))
+
+    # The caller may be in inference mode, autocast, vmap or a mode of fake tensors. A new thread is not.
+    with ThreadPoolExecutor(1) as pool:
+        failed = pool.submit(run).result()
     if failed:
         warnings.warn(
             f"A slower exact algorithm replaces fused kernels for {dtype}: {failed}. "
@@ -71,35 +85,17 @@ def failures(device: str, dtype: torch.dtype) -> str:
     return failed
 
 
-def check(device: str, dtype: torch.dtype) -> dict[str, str]:
-    """Check all kernels for a dtype, and return why each raises or is wrong, or "".
-
-    Raises OutOfMemoryError, which says nothing about the kernels.
-    """
-    place = "cpu" if device == "meta" else device
-    cases = CASES if fused.is_interpreted() else (*CASES, FULL_TILE_CASE)
-
-    def run() -> dict[str, str]:
-        examples = [make_example(case, dtype, place) for case in cases]
-        reasons = {kernel: [why_wrong(kernel, example) for example in examples] for kernel in fused.KERNELS}
-        return {kernel: next(filter(None, each), "") for kernel, each in reasons.items()}
-
-    # The caller may be in inference mode, autocast, vmap or a mode of fake tensors. A new thread is not.
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result()
-
-
-def why_wrong(kernel: str, example: Example) -> str:
-    """Why a kernel raises or is wrong in an example, or ""."""
+def failure(kernel: str, example: Example) -> str:
+    """Which kernel raises or is wrong in an example, and why, or ""."""
     tolerance = TOLERANCES[example.problem.dtype]
     try:
         error = max_relative_error(run_kernel(kernel, example), example.exact[kernel])
     except Exception as exception:
         if is_out_of_memory(exception):
             raise
-        return f"raises {type(exception).__name__}: {one_line(exception)}"[:500]
+        return f"{kernel} raises {type(exception).__name__}: {one_line(exception)}"[:500]
     is_right = error <= tolerance  # false for NaN
-    return "" if is_right else f"is wrong: max relative error {error:.3g}, tolerance {tolerance:.3g}"
+    return "" if is_right else f"{kernel} is wrong: max relative error {error:.3g}, tolerance {tolerance:.3g}"
 
 
 def max_relative_error(result: Tensor, exact: Tensor) -> float:
