@@ -3,11 +3,10 @@
 import importlib
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from lambdanets.adoption.families import HOLOCRON, LUCIDRAINS, TIMM
-from lambdanets.adoption.layout import Family, scatter
+from lambdanets.adoption.layout import Family, foreign_tensors
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.pooling import average_pool
@@ -56,9 +55,7 @@ def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:
         raise Skipped(f"cannot be imported: {error}") from error
     weight = layer.value_projection.weight
     theirs = theirs.to(weight.device, weight.dtype).train(layer.training)
-    zeros = {name: torch.zeros_like(tensor) for name, tensor in theirs.state_dict().items()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in zeros.items()}
-    converted = scatter(peer.family.sources(theirs), layer.state_dict(), shapes)
-    theirs.load_state_dict(zeros | converted)  # our layer has no biases
+    shapes = {name: tuple(tensor.shape) for name, tensor in theirs.state_dict().items()}
+    theirs.load_state_dict(foreign_tensors(layer.state_dict(), peer.family, layer.heads, shapes))  # without biases
     # the peers do not pool; the paper averages over 3x3 positions for stride 2
     return theirs if layer.stride == 1 else nn.Sequential(theirs, average_pool(layer.stride, 2))

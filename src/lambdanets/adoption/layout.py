@@ -1,14 +1,13 @@
 """The tensors of a third-party layer as those of a layer of this package, and back.
 
 A `Family` names the third-party tensors and the order of their axes. Each tensor of ours is then a
-view of one of them, its `Source`. `convert` reads these views and `convert_back` writes to them.
+view of one of them. `convert` reads these views and `convert_back` writes to them.
 """
 
 import copy
 import math
 from dataclasses import dataclass
-from functools import reduce
-from types import EllipsisType
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,7 +20,6 @@ from lambdanets.layers.lambda_layer import GridLambdaLayer
 
 Tensors = dict[str, Tensor]  # a state dict
 Shapes = dict[str, tuple[int, ...]]  # of the tensors in a state dict
-Rows = slice | EllipsisType
 _LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
 
 
@@ -42,50 +40,18 @@ class SlicesLambdaLayer(LambdaLayer3d):
 
 
 @dataclass(frozen=True)
-class Source:
-    """The part of a third-party tensor that has the elements of one of our tensors.
-
-    name: key in the third-party state dict. rows: along the first axis. shape: into which they are
-    reshaped. axes: of that shape, in our order.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    rows: Rows = ...
-
-    def view(self, x: Tensor) -> Tensor:
-        """The part of the third-party tensor x; shares its memory if x is contiguous."""
-        return x[self.rows].reshape(self.shape).permute(self.axes)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the tensors of an adopted layer come from, to convert them back.
-
-    sources: keyed by the layer's names. shapes: of its tensors. foreign_shapes: of the third-party
-    tensors. biases: of third-party projections; ours have none.
-    """
-
-    sources: dict[str, Source]
-    shapes: Shapes
-    foreign_shapes: Shapes
-    biases: Tensors
-
-
-@dataclass(frozen=True)
 class Family:
-    """Third-party lambda layers with the same parameter names and formula.
+    """Third-party lambda layers with the same attributes.
 
-    They are recognized by their tensors, not by their class, because files are copied into projects.
-    Letters: h heads, k query depth, u intra-depth, v value depth; y, x sides of the scope; n, m positions.
+    Names are attributes of the layers, dotted for attributes of their modules.
 
-    projections: modules of queries, keys and values. If they are one module, its output channels
-        are the queries, then the keys, then the values.
-    tables: names of the possible embedding tables, with a letter for each axis, or 1.
-    heads: the attribute that is h.
-    intra_depth_first: whether the channels of keys and values are (u, k) and (u, v); otherwise (k, u) and (v, u).
-    norms: modules that normalize queries and values; a layer may lack them.
+    name: for messages. projections: of queries, keys and values; one name for one projection to all,
+        in this order.
+    tables: possible tables of embeddings, with a letter for each axis: k query depth, u intra-depth,
+        y and x offsets, n and m positions, 1 an axis of length 1. The first that a layer has counts.
+    heads: the attribute with the number of heads.
+    intra_depth_first: whether channels of keys and values are (u, k) and (u, v), not (k, u), (v, u).
+    norms: of queries and values; a layer may lack them.
     pool: the attribute with the pooling of the output; a layer may lack it.
     slice_table: name of the table along the slices, (k, u, 1, z), if the examples of a batch are
         the slices of volumes. slices: dotted name of their number.
@@ -101,69 +67,68 @@ class Family:
     slice_table: str = ""
     slices: str = ""
 
-    def recognizes(self, layer: Any) -> bool:
-        names = [*(f"{projection}.weight" for projection in self.projections), *filter(None, [self.slice_table])]
-        has_tensors = all(_tensor(layer, name) is not None for name in names)
-        return hasattr(layer, self.heads) and has_tensors and bool(self._tables_of(layer))
+    def recognizes(self, layer: nn.Module) -> bool:
+        tensors = layer.state_dict() if hasattr(layer, self.heads) else {}
+        needed = {f"{projection}.weight" for projection in self.projections} | {*filter(None, [self.slice_table])}
+        return needed <= tensors.keys() and any(self._tables_in(tensors))
 
-    def sizes(self, layer: Any) -> dict[str, int]:
-        """The sizes of a recognized layer, by letter."""
-        table, axes = self._tables_of(layer)[0]
-        sides = zip(axes, layer.state_dict()[table].shape, strict=True)
-        return {"u": 1, **dict(sides), "h": int(getattr(layer, self.heads))}
+    def sizes(self, tensors: Tensors) -> dict[str, int]:
+        """The sizes of the table in a state dict of this family, by letter."""
+        table, axes = self._tables_in(tensors)[0]
+        return {"u": 1, **dict(zip(axes, tensors[table].shape, strict=True))}
 
-    def sources(self, layer: Any) -> dict[str, Source]:
-        """The source of each tensor of our layer, by its name.
+    def views(self, tensors: Tensors, heads: int) -> dict[str, tuple[str, Tensor]]:
+        """The name of a third-party tensor and our tensor as a view of it, by our name.
 
-        Biases of projections have sources too, although our projections have none.
+        Biases of projections have views too, although our projections have none.
         """
-        tensors, sizes = layer.state_dict(), self.sizes(layer)
-        h, k, u = (sizes[letter] for letter in "hku")
-        table, letters = self._tables_of(layer)[0]
+        table, letters = self._tables_in(tensors)[0]
+        sizes = self.sizes(tensors)
+        k, u = sizes["k"], sizes["u"]
         axes = sorted(range(len(letters)), key=lambda axis: letters[axis] in "ku")  # sides, k, u
-        tables = {"embedding.table": (table, axes)}
+        views = {"embedding.table": (table, tensors[table].permute(axes))}
         if self.slice_table:
-            tables = {"embedding.0.table": (table, axes), "embedding.1.table": (self.slice_table, [2, 3, 0, 1])}
-        sources = {
-            name: Source(theirs, tuple(tensors[theirs].shape), tuple(order)) for name, (theirs, order) in tables.items()
-        }
+            slices = self.slice_table, tensors[self.slice_table].permute(2, 3, 0, 1)
+            views = {"embedding.0.table": views["embedding.table"], "embedding.1.table": slices}
         for name, theirs in (("position_bias", table), ("slice_bias", self.slice_table)):
             bias = f"{theirs.rpartition('.')[0]}.bias"  # of the convolution with the table
             if bias in tensors:
-                sources[name] = Source(bias, (k,), (0,))
-        rows: tuple[Rows, ...] = (..., ..., ...)
+                views[name] = bias, tensors[bias]
+        rows = [slice(None)] * 3
         if len(set(self.projections)) == 1:
-            rows = slice(h * k), slice(h * k, (h + u) * k), slice((h + u) * k, None)
+            rows = [slice(heads * k), slice(heads * k, (heads + u) * k), slice((heads + u) * k, None)]
         outer = u if self.intra_depth_first else 1
         for ours, theirs, part, first in (
             ("query_projection", self.projections[0], rows[0], 1),
             ("key_projection", self.projections[1], rows[1], outer),
             ("value_projection", self.projections[2], rows[2], outer),
-            ("query_norm", self.norms[0], ..., 1),
-            ("value_norm", self.norms[1], ..., outer),
+            ("query_norm", self.norms[0], slice(None), 1),
+            ("value_norm", self.norms[1], slice(None), outer),
         ):
-            for name in tensors:
+            for name, x in tensors.items():
                 if name.startswith(f"{theirs}."):
-                    source = _channels(name, tensors[name], part, first)
-                    sources[f"{ours}{name.removeprefix(theirs)}"] = source
-        return sources
+                    # channels are (first, ..), and (.., first) in ours; num_batches_tracked has none
+                    view = x[part].unflatten(0, (first, -1)).transpose(0, 1) if x.ndim else x
+                    views[f"{ours}{name.removeprefix(theirs)}"] = name, view
+        return views
 
-    def _tables_of(self, layer: Any) -> list[tuple[str, str]]:
-        tensors = [(name, axes, _tensor(layer, name)) for name, axes in self.tables]
-        return [(name, axes) for name, axes, x in tensors if x is not None and x.ndim == len(axes)]
-
-
-def _tensor(layer: Any, name: str) -> Tensor | None:
-    """The tensor of a layer with a dotted name."""
-    value = reduce(lambda owner, part: getattr(owner, part, None), name.split("."), layer)
-    return value if isinstance(value, Tensor) else None
+    def _tables_in(self, tensors: Tensors) -> list[tuple[str, str]]:
+        return [(name, axes) for name, axes in self.tables if name in tensors and tensors[name].ndim == len(axes)]
 
 
-def _channels(name: str, x: Tensor, rows: Rows, outer: int) -> Source:
-    """The source of a tensor with channels (outer, inner), which are (inner, outer) in ours."""
-    if not x.ndim:  # num_batches_tracked
-        return Source(name, (), ())
-    return Source(name, (outer, -1, *x.shape[1:]), (1, 0, *range(2, x.ndim + 1)), rows)
+@dataclass(frozen=True)
+class Origin:
+    """What an adopted layer was, to convert it back.
+
+    shapes: of the layer's tensors. foreign_shapes: of the third-party tensors. biases: those that
+    our layer lacks, by our names.
+    """
+
+    family: Family
+    heads: int
+    shapes: Shapes
+    foreign_shapes: Shapes
+    biases: Tensors
 
 
 def convert(layer: Any, family: Family) -> GridLambdaLayer:
@@ -175,32 +140,30 @@ def convert(layer: Any, family: Family) -> GridLambdaLayer:
 
     Raises InputError, or another exception, if the tensors are not those of a lambda layer.
     """
-    originals, sources = layer.state_dict(keep_vars=True), family.sources(layer)
-    if unknown := originals.keys() - {source.name for source in sources.values()}:
+    tensors, heads = layer.state_dict(), int(getattr(layer, family.heads))
+    views = family.views(tensors, heads)
+    if unknown := tensors.keys() - {theirs for theirs, _ in views.values()}:
         names = ", ".join(sorted(unknown))
         raise InputError(f"it has tensors that lambda layers do not have: {names}")
-    tensors = {name: tensor.detach() for name, tensor in originals.items()}
-    _add_biases(tensors, sources, -1)
-    converted = _build(layer, family).train(layer.training)
+    ours = {name: view.clone(memory_format=torch.contiguous_format) for name, (_, view) in views.items()}
+    _add_biases(ours, -1)
+    converted = _build(layer, family, ours).train(layer.training)
     modules = dict(layer.named_modules())
-    for ours, theirs in zip(("query_norm", "value_norm"), family.norms, strict=True):
+    for name, theirs in zip(("query_norm", "value_norm"), family.norms, strict=True):
         norm: Any = copy.deepcopy(modules.get(theirs, nn.Identity()))
-        if family.slice_table and isinstance(modules.get(theirs), nn.BatchNorm2d):
+        if family.slice_table and isinstance(norm, nn.BatchNorm2d):
             norm.__class__ = nn.BatchNorm3d  # the same norm for volumes
-        setattr(converted, ours, norm)
-    state, shapes = {}, _shapes(converted)
+        setattr(converted, name, norm)
+    shapes = _shapes(converted)
     for name, shape in shapes.items():
-        source = sources[name]
-        view = source.view(tensors[source.name])
-        if view.numel() != math.prod(shape):
-            raise InputError(f"its {source.name} does not fit {name}, {shape}")
-        state[name] = view.reshape(shape).clone(memory_format=torch.contiguous_format)
-    converted.load_state_dict(state, assign=True)
+        if ours[name].numel() != math.prod(shape):
+            raise InputError(f"its {views[name][0]} does not fit {name}, {shape}")
+    converted.load_state_dict({name: ours[name].view(shape) for name, shape in shapes.items()}, assign=True)
+    trained = {name for name, parameter in layer.named_parameters() if parameter.requires_grad}
     for name, parameter in converted.named_parameters():
-        parameter.requires_grad_(originals[sources[name].name].requires_grad)
-    lost = {source.name for name, source in sources.items() if name not in shapes}
-    biases = {name: tensors[name].clone() for name in lost}
-    converted.origin = Origin(sources, shapes, _shapes(layer), biases)
+        parameter.requires_grad_(views[name][0] in trained)
+    biases = {name: ours[name] for name in ours.keys() - shapes.keys()}
+    converted.origin = Origin(family, heads, shapes, _shapes(layer), biases)
     return converted
 
 
@@ -209,55 +172,53 @@ def convert_back(layer: GridLambdaLayer) -> Tensors:
 
     Raises InputError if the layer has other tensors than when it was converted.
     """
-    origin, tensors, shapes = layer.origin, layer.state_dict(), _shapes(layer)
+    origin, shapes = layer.origin, _shapes(layer)
     assert isinstance(origin, Origin)
     if changed := {name for name, _ in shapes.items() ^ origin.shapes.items()}:
         names = ", ".join(sorted(changed))
         raise InputError(f"it has changed since it was converted, in the shape of {names}")
-    weight = tensors["value_projection.weight"]
-    foreign = scatter(origin.sources, tensors, origin.foreign_shapes)
-    foreign |= {name: bias.to(weight) for name, bias in origin.biases.items()}
-    _add_biases(foreign, origin.sources, 1)
-    return {name: foreign[name] for name in origin.foreign_shapes}
+    ours = dict(layer.state_dict())
+    ours |= {name: bias.to(ours["value_projection.weight"]) for name, bias in origin.biases.items()}
+    _add_biases(ours, 1)
+    return foreign_tensors(ours, origin.family, origin.heads, origin.foreign_shapes)
 
 
-def scatter(sources: dict[str, Source], ours: Tensors, shapes: Shapes) -> Tensors:
+def foreign_tensors(ours: Tensors, family: Family, heads: int, shapes: Shapes) -> Tensors:
     """Third-party tensors of these shapes that have our tensors as views, and 0 elsewhere."""
-    foreign: Tensors = {}
-    for name, tensor in ours.items():
-        source = sources[name]
-        if source.name not in foreign:
-            foreign[source.name] = tensor.new_zeros(shapes[source.name])
-        view = source.view(foreign[source.name])
-        view.copy_(tensor.reshape(view.shape))
-    return foreign
+    empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    foreign = {}
+    for name, (theirs, _) in family.views(empty, heads).items():
+        like = ours.get(name, ours["value_projection.weight"])
+        foreign[theirs] = like.new_zeros(shapes[theirs])
+    for name, (_, view) in family.views(foreign, heads).items():
+        if name in ours:
+            view.copy_(ours[name].view(view.shape))
+    return {name: foreign[name] for name in shapes}
 
 
 def _shapes(layer: nn.Module) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in layer.state_dict().items()}
 
 
-def _add_biases(tensors: Tensors, sources: dict[str, Source], sign: int) -> None:
-    """Add the biases that ours lacks to running means and position bias, in a third-party state dict."""
-    for bias_name, total_name, factor in (
+def _add_biases(ours: Tensors, sign: int) -> None:
+    """Add the biases that our layer lacks to running means and position bias."""
+    for bias, total, factor in (
         ("query_projection.bias", "query_norm.running_mean", sign),
         ("value_projection.bias", "value_norm.running_mean", sign),
         ("slice_bias", "position_bias", -sign),
     ):
-        bias, total = sources.get(bias_name), sources.get(total_name)
-        if bias is not None:
-            if total is None:
-                raise InputError(f"its {bias.name} has no {total_name} to be added to")
-            old = tensors[total.name]
-            tensors[total.name] = old + factor * tensors[bias.name][bias.rows].to(old)
+        if bias in ours:
+            if total not in ours:
+                raise InputError(f"its {bias} has no {total} to be added to")
+            old = ours[total]
+            ours[total] = old + factor * ours[bias].to(old).view(old.shape)
 
 
-def _build(layer: Any, family: Family) -> GridLambdaLayer:
+def _build(layer: Any, family: Family, ours: Tensors) -> GridLambdaLayer:
     """A layer of this package with the sizes of another, without norms, on the meta device."""
-    sizes, sources = family.sizes(layer), family.sources(layer)
-    values = sources["value_projection.weight"]
-    weight = values.view(layer.state_dict()[values.name])  # (v, u, d, 1..) or (v u, 1, d, 1..)
-    dimensions, k, u, h = weight.ndim - 3, *(sizes[letter] for letter in "kuh")
+    sizes, heads = family.sizes(layer.state_dict()), int(getattr(layer, family.heads))
+    weight = ours["value_projection.weight"]  # (v, u, d, 1..) or (v u, 1, d, 1..)
+    dimensions, k, u = weight.ndim - 3, sizes["k"], sizes["u"]
     if dimensions not in _LAYERS:
         raise InputError("its projections are not convolutions")
     layer_type: type[GridLambdaLayer] = _LAYERS[dimensions]
@@ -267,10 +228,9 @@ def _build(layer: Any, family: Family) -> GridLambdaLayer:
         options = {"embedding": DenseEmbedding(sizes["n"], sizes["m"], k, u, device="meta")}
     elif family.slice_table:
         layer_type = SlicesLambdaLayer
-        scopes = (1, *sides), (layer.state_dict()[family.slice_table].shape[3], 1, 1)
+        scopes = (1, *sides), (ours["embedding.1.table"].shape[1], 1, 1)
         tables = [RelativeEmbedding(scope, k, u, device="meta") for scope in scopes]
-        slices = reduce(getattr, family.slices.split("."), layer)
-        options = {"embedding": tables, "content": "slices", "slices": slices}
+        options = {"embedding": tables, "content": "slices", "slices": attrgetter(family.slices)(layer)}
     else:  # without sides, the scope is one position
         options = {"scope": sides or (1,) * dimensions}
     pool = getattr(layer, family.pool, nn.Identity())
@@ -282,11 +242,11 @@ def _build(layer: Any, family: Family) -> GridLambdaLayer:
         options |= {"pool": pool, "stride": stride}
     converted = layer_type(
         weight.shape[2],
-        weight.shape[:2].numel() // u * h,
+        weight.shape[:2].numel() // u * heads,
         query_depth=k,
-        heads=h,
+        heads=heads,
         intra_depth=u,
-        position_bias="position_bias" in sources,
+        position_bias="position_bias" in ours,
         batch_norm=False,
         device="meta",
         **options,
