@@ -111,21 +111,16 @@ def test_boxes_are_float32_under_autocast():
     assert (inside % 4).any()  # bfloat16 represents only multiples of 4 above 512
 
 
-def test_a_detector_in_bfloat16_has_boxes_in_float32():
-    with torch.no_grad():
-        (detections,) = small_mask_rcnn(box_score_thresh=0.0).bfloat16().eval()([torch.rand(3, 64, 80).bfloat16()])
-    assert detections["boxes"].dtype == detections["masks"].dtype == torch.float32
-    assert len(detections["boxes"])
-
-
-def test_anchors_in_padding_are_ignored_and_have_low_objectness():
-    model = small_mask_rcnn().train()
+def test_anchors_in_padding_are_ignored_and_have_low_objectness(monkeypatch):
+    model, labels = small_mask_rcnn().train(), []
+    sample = model.rpn.fg_bg_sampler
+    monkeypatch.setattr(model.rpn, "fg_bg_sampler", lambda matched: labels.extend(matched) or sample(matched))
     batch, targets = model.transform(random_images(), TARGETS)
     with padded_batch(batch.image_sizes, batch.tensors.shape[-2:]):
-        maps = list(model.backbone(batch.tensors).values())
-        anchors = model.rpn.anchor_generator(batch, maps)
-        labels, _ = model.rpn.assign_targets_to_anchors(anchors, targets)
-        logits, _ = model.rpn.head(maps)
+        maps = model.backbone(batch.tensors)
+        model.rpn(batch, maps, targets)
+        logits, _ = model.rpn.head(list(maps.values()))
+    assert len(labels) == len(SIZES)
     for index, label in enumerate(labels):
         padded = torch.cat([level[index].permute(1, 2, 0).flatten() for level in logits]) == -100
         assert (label[padded] == -1).all()

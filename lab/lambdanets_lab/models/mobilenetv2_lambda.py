@@ -25,7 +25,6 @@ _STAGES = [
 ]
 # The paper replaces 2 of 17 inverted residuals, counted from 1: one with 64 channels at 14x14, one with 160 at 7x7.
 LAMBDA_BLOCKS = (10, 16)
-PADDING_CAN_BE_HIDDEN = True  # with all options: Mask R-CNN does not check it
 
 
 class LightweightLambdaBlock(nn.Module):

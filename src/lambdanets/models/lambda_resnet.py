@@ -41,7 +41,6 @@ LAMBDA_RESNET_BLOCKS = {
     350: ((4, 36, 72, 4), (10, 20, 30, 40, 50, 60)),
     420: ((4, 44, 87, 4), (10, 20, 30, 40, 50, 60, 70, 80)),
 }
-PADDING_CAN_BE_HIDDEN = True  # with all options: Mask R-CNN does not check it
 
 
 class ResNetBase(ResNet):

@@ -7,13 +7,12 @@ batch; and boxes are float32 also under autocast, because bfloat16 represents on
 
 import inspect
 import math
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models import is_model, model_entrypoint
+from timm.models import is_model_in_modules
 from torch import Tensor, nn
 from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
@@ -44,8 +43,8 @@ _MIN_OBJECTNESS = 1e-30
 class PyramidBackbone(nn.Module):
     """A feature pyramid network (FPN) on a backbone.
 
-    Returns maps by name, from "0", the finest, to "pool", the coarsest. `strides` are the strides of the maps, powers
-    of two.
+    Returns maps by name, from "0", the finest, to "pool", the coarsest, in float32 or float64. `strides` are the
+    strides of the maps, powers of two.
 
     Args:
         network: network with features_only=True, as created by timm or this package.
@@ -73,6 +72,8 @@ class PyramidBackbone(nn.Module):
         levels = self.pyramid({str(level): x for level, x in enumerate(maps)})
         if padding := current_padding():
             levels = {name: padding.replicate_border(x) for name, x in levels.items()}
+        # anchors have the dtype of the maps, and RoIAlign takes maps and boxes of one dtype
+        levels = {name: x.to(accumulation_dtype(x.dtype)) for name, x in levels.items()}
         return {name: keep_for_backward(x) for name, x in levels.items()}
 
 
@@ -150,25 +151,15 @@ class AnySizeTransform(GeneralizedRCNNTransform):
         return image, target
 
 
-class _Float32AnchorGenerator(AnchorGenerator):
-    """torchvision's AnchorGenerator, but with anchors in float32 or float64 instead of the dtype of the maps."""
-
-    def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
-        super().set_cell_anchors(accumulation_dtype(dtype), device)
-
-
 class _MaskedRPN(RegionProposalNetwork):
-    """torchvision's region proposal network, but in training it ignores anchors whose centers are in the padding."""
+    """torchvision's region proposal network, but in training it ignores anchors in the padding."""
 
-    def assign_targets_to_anchors(
-        self, anchors: list[Tensor], targets: list[Target]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        labels, boxes = super().assign_targets_to_anchors(anchors, targets)
-        padding = current_padding()
-        for label, anchor, (height, width) in zip(labels, anchors, padding.sizes if padding else (), strict=False):
-            centers = (anchor[:, :2] + anchor[:, 2:]) / 2
-            label[(centers >= centers.new_tensor([width, height])).any(1)] = -1.0
-        return labels, boxes
+    def compute_loss(
+        self, objectness: Tensor, pred_bbox_deltas: Tensor, labels: list[Tensor], regression_targets: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        in_padding = (objectness == _PADDING_LOGIT).view(len(labels), -1)
+        labels = [label.masked_fill(ignored, -1) for label, ignored in zip(labels, in_padding, strict=True)]
+        return super().compute_loss(objectness, pred_bbox_deltas, labels, regression_targets)
 
 
 class _MaskedRPNHead(RPNHead):
@@ -187,19 +178,13 @@ def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
     return type(outputs)(_cast_outputs_to_float32(head, inputs, output) for output in outputs)
 
 
-class _Float32RoIAlign(MultiScaleRoIAlign):
-    """torchvision's MultiScaleRoIAlign, which needs maps in the dtype of the boxes, as under autocast."""
-
-    def __init__(self, strides: Sequence[int], output_size: int) -> None:
-        super().__init__([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
-        # torchvision would infer both from the first images, wrongly for small ones
-        self.scales = [1 / stride for stride in strides]
-        self.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
-
-    def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[tuple[int, int]]) -> Tensor:
-        dtype = next(iter(x.values())).dtype
-        maps = {name: map.to(accumulation_dtype(dtype)) for name, map in x.items()}
-        return super().forward(maps, boxes, image_shapes).to(dtype)
+def _roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:
+    """Return RoIAlign for levels of these strides."""
+    pool: Any = MultiScaleRoIAlign([str(level) for level in range(len(strides))], output_size, sampling_ratio=2)
+    # torchvision would infer both from the first images, wrongly for small ones
+    pool.scales = [1 / stride for stride in strides]
+    pool.map_levels = initLevelMapper(int(math.log2(strides[0])), int(math.log2(strides[-1])))
+    return pool
 
 
 def mask_rcnn(
@@ -250,15 +235,14 @@ def mask_rcnn(
         raise InputError(f"mask_rcnn takes no argument {unknown[0]!r}{nearest_hint(unknown[0], known)}")
     network = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
-    module = sys.modules[model_entrypoint(backbone).__module__] if is_model(backbone) else None
-    is_known = getattr(module, "PADDING_CAN_BE_HIDDEN", False)
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
-    if not is_meta and not is_known:  # the check takes seconds
+    # the check takes seconds; LambdaResNets with any options pass it
+    if not is_meta and not is_model_in_modules(backbone, "lambda_resnet"):
         check_padded_batches(pyramid_backbone, backbone)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
-    anchors = _Float32AnchorGenerator([round(anchor_scale * stride) for stride in strides], tuple(aspect_ratios))
+    anchors = AnchorGenerator([round(anchor_scale * stride) for stride in strides], tuple(aspect_ratios))
     head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios))
     if hide_padding:
         add_padding_hooks(head)
@@ -269,12 +253,12 @@ def mask_rcnn(
         pyramid_backbone,
         rpn_anchor_generator=anchors,
         rpn_head=head,
-        box_roi_pool=_Float32RoIAlign(strides[:-1], 7),
+        box_roi_pool=_roi_align(strides[:-1], 7),
         box_head=FastRCNNConvFCHead(
             (pyramid_channels, 7, 7), [pyramid_channels] * num_convs, [fc_width], norm_layer=nn.BatchNorm2d
         ),
         box_predictor=FastRCNNPredictor(fc_width, num_classes + 1),
-        mask_roi_pool=_Float32RoIAlign(strides[:-1], 14),
+        mask_roi_pool=_roi_align(strides[:-1], 14),
         mask_head=MaskRCNNHeads(pyramid_channels, [pyramid_channels] * mask_layers, 1, norm_layer=nn.BatchNorm2d),
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
         size_divisible=strides[-1],
