@@ -84,10 +84,6 @@ class UNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")  # as in timm
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Return the output of the last decoder block, (b, widths[0], H, W)."""
         height, width = x.shape[-2:]
         x = F.pad(x, (0, -width % self.stride, 0, -height % self.stride), mode="replicate")
         maps: list[Tensor] = []
@@ -97,11 +93,7 @@ class UNet(nn.Module):
         maps.pop()
         for upsample, block in zip(self.upsample, self.decoder, strict=True):
             x = block(torch.cat([maps.pop(), upsample(x)], dim=1))
-        return x[..., :height, :width]
-
-    def forward_head(self, features: Tensor) -> Tensor:
-        """Return the logits for the output of `forward_features`."""
-        return self.head(features)
+        return self.head(x[..., :height, :width])
 
     def get_classifier(self) -> nn.Module:
         """Return the last convolution, as in timm's models."""
