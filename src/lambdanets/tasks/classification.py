@@ -60,7 +60,8 @@ class ClassificationTask(Task):
             return recipe
         card = read_model(find_weights(recipe.weights))[1]
         if not isinstance(card, ClassifierCard):
-            raise InputError(f"weights must be those of a classifier if no model is given, got a {card.task} model")
+            got = "a file without a model card" if card is None else f"a {card.task} model"
+            raise InputError(f"weights must be those of a classifier if no model is given, got {got}")
         options: dict[str, Any] = card.model_options | recipe.model_options
         given = asdict(recipe.preprocessing).items()
         own = {name: value for name, value in given if value != getattr(Preprocessing, name)}

@@ -67,9 +67,9 @@ class CocoTask(Task):
     def resolve(cls, recipe: Any) -> Any:
         """Return the recipe with `stretch` if the model of its initial weights stretches images."""
         if recipe.weights is not None and not recipe.stretch:
-            with suppress(InputError):  # weights without a card, or of a resumed run, which needs none
+            with suppress(InputError):  # of weights that a resumed run does not need, and may be missing
                 card = read_model(find_weights(recipe.weights))[1]
-                recipe = replace(recipe, stretch=card.stretch)
+                recipe = replace(recipe, stretch=card is not None and card.stretch)
         return recipe
 
     @classmethod
