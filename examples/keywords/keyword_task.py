@@ -28,6 +28,7 @@ class KeywordRecipe(TrainingRecipe):
     """Hyperparameters of keyword spotting."""
 
     task: ClassVar[str] = "keywords"
+    QUICKTEST: ClassVar[dict[str, Any]] = TrainingRecipe.QUICKTEST | {"training_recordings": 12}
 
     data: str = "tones"
     model: str = "keyword_network"
@@ -142,10 +143,6 @@ class KeywordTask(Task):
         self.validation = Recordings(100, seed=1)
         self.classes, self.source = tuple(KEYWORDS), "synthetic tones"
         self.fingerprint = f"tones {recipe.training_recordings}"  # of files: a hash of classes, names and labels
-
-    @classmethod
-    def quicktest(cls, recipe: KeywordRecipe, folder: Path) -> KeywordRecipe:
-        return replace(super().quicktest(recipe, folder), training_recordings=12)
 
     def batches(self, **options: Any) -> Batches:
         return Batches(self.training, partial(load, noise=self.recipe.noise), **options)

@@ -36,7 +36,7 @@ class TrainOptions:
     devices: PositiveInt | None = None
     """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
     quicktest: bool = False
-    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
+    """Train the recipe for a few steps on small scanned digits."""
     dry_run: bool = False
     """Check the recipe and its data; print images, steps, micro-batches and milliseconds per step, without training."""
 
@@ -53,8 +53,6 @@ def main(arguments: list[str]) -> int:
         from lambdanets.training import distributed
 
         world = distributed.get_world()
-        if options.quicktest and max(options.devices or 1, world.world_size) > 1:
-            raise InputError("--quicktest needs one process; remove --quicktest or --devices")
         if options.devices is not None and not distributed.is_torchelastic_launched():
             run_option = ["--run", str(folder)] if folder == default else []
             return distributed.launch(options.devices, ["train", *arguments, *run_option])
@@ -68,8 +66,7 @@ def main(arguments: list[str]) -> int:
         if world.world_size > 1 and folder == default:
             raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
         if options.quicktest:
-            path = folder.absolute()
-            recipe = task_class(recipe).quicktest(recipe, path.with_name(f"{path.name}-data"))
+            recipe = replace(recipe, **recipe.QUICKTEST)
         file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
         with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
             result = run.start(recipe, folder)

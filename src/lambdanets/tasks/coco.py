@@ -23,9 +23,6 @@ from lambdanets.models.weights import find_weights
 from lambdanets.tasks.recipes import CocoRecipe
 from lambdanets.training.task import Task
 
-QUICKTEST_IMAGES, QUICKTEST_SIZE = 8, 64
-DIGITS = {"data": "digits", "images": None, "validation_data": None, "validation_images": None}
-
 
 class CocoTask(Task):
     """Opens and identifies the data."""
@@ -71,12 +68,6 @@ class CocoTask(Task):
                 card = read_model(find_weights(recipe.weights))[1]
                 recipe = replace(recipe, stretch=card is not None and card.stretch)
         return recipe
-
-    @classmethod
-    def quicktest(cls, recipe: Any, folder: Path) -> Any:
-        """Return the recipe with few small images of scattered digits, too."""
-        small = {"image_size": min(recipe.image_size, QUICKTEST_SIZE), "training_images": QUICKTEST_IMAGES}
-        return replace(super().quicktest(recipe, folder), **small, **DIGITS)
 
     @staticmethod
     @abstractmethod
