@@ -64,9 +64,9 @@ def test_adopts_a_folder_that_timm_saved(timm_network, tmp_path):
     ("arguments", "message"),
     [
         (["resnet18", "--no-pretrained"], "must contain lambda layers"),
-        (["weights.pth"], "model must be the name of the timm model"),
+        (["weights.pth"], "has no model card; use create_model(NAME, FILE), or lambdanets adopt --model"),
         (["weights.pth", "--model", "lambda_resnet50ts"], "another architecture"),
-        (["."], ". must be a run folder, a weight file"),
+        (["."], "there is no model named '.'"),
     ],
 )
 def test_refuses_in_one_line(arguments, message, timm_network, tmp_path, monkeypatch, capsys):

@@ -175,20 +175,16 @@ def load_adopted(source: str, model: str | None = None, *, pretrained: bool = Tr
     The arguments are the options of `lambdanets adopt`. Raises InputError if the network has no lambda layers, or if a
     layer cannot be replaced.
     """
-    name, path = source.removeprefix(ADOPTED_PREFIX), Path(source)
-    is_name = timm.is_model(name) and not weights_in(path)  # a folder without weights hides no architecture
-    if is_name or (":" not in source and not path.exists()):
-        return create_model(f"{ADOPTED_PREFIX}{name}", pretrained)
-    if (found := find_weights(source)).is_hub_format:
-        classifier: Any = load(found, device="cpu")
+    if model is None and (":" in source or weights_in(Path(source))):  # a folder without weights hides no architecture
+        classifier: Any = load(source, device="cpu")
         if not adopted_layers(classifier.model):
             got = f"{classifier.card.model} with none"
             raise InputError(f"{source} must contain lambda layers that adopt knows, got {got}")
         return classifier
     if model is None:
-        raise InputError(f"model must be the name of the timm model whose weights are in {source}, got none")
-    name, tensors = model.removeprefix(ADOPTED_PREFIX), read_weights(found.file)[0]
+        return create_model(f"{ADOPTED_PREFIX}{source.removeprefix(ADOPTED_PREFIX)}", pretrained)
+    name, tensors = model.removeprefix(ADOPTED_PREFIX), read_weights(find_weights(source).file)[0]
     head = str(timm.get_pretrained_cfg(name).classifier) if timm.is_model(name) else ""
     # training code puts prefixes before names
     count = next((len(x) for key, x in tensors.items() if f".{key}".endswith(f".{head}.weight")), None)
-    return create_model(f"{ADOPTED_PREFIX}{name}", found.file, num_classes=count)
+    return create_model(f"{ADOPTED_PREFIX}{name}", source, num_classes=count)
