@@ -100,7 +100,7 @@ def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...])
     data, images = recipe.get("validation_data"), recipe.get("validation_images") or recipe.get("images")
     if "digits" in (recipe.get("data"), data):
         data, annotated = "digits", open_digits()[1]
-    elif data is None or images is None:
+    elif not data or not images:
         raise InputError("data and images must be given for a model that names no data, such as a file, got none")
     else:
         annotated = open_annotated(Path(data), Path(images), [each.id for each in categories])

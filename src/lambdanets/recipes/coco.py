@@ -17,8 +17,6 @@ NUM_IMAGES, BATCH_SIZE, NUM_STEPS = 118_287, 256, 130_000
 STEPS_PER_EPOCH = NUM_IMAGES // BATCH_SIZE
 
 recipe = DetectionRecipe(
-    images="",
-    validation_data="",
     model="lambda_resnet152",
     sync_batch_norm=True,
     jitter=(0.1, 2.0),
