@@ -92,7 +92,7 @@ def test_rejects_resuming_with_other_options_and_folders(arguments, message, qui
 
 
 def test_failed_quicktest_leaves_no_folder(tmp_path, capsys):
-    fail(capsys, "train", "scattered_digits", "--quicktest", "--weights", "missing", "--run", tmp_path / "run")
+    fail(capsys, "train", "scattered_digits", "--quicktest", "--model", "missing", "--run", tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 

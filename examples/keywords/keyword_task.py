@@ -28,7 +28,6 @@ class KeywordRecipe(TrainingRecipe):
     """Hyperparameters of keyword spotting."""
 
     task: ClassVar[str] = "keywords"
-    QUICKTEST: ClassVar[dict[str, Any]] = TrainingRecipe.QUICKTEST | {"training_recordings": 12}
 
     data: str = "tones"
     model: str = "keyword_network"

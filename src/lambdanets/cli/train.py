@@ -24,6 +24,13 @@ from lambdanets.signals import uninterrupted
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
 
+# Fields of --quicktest, as far as a recipe has them.
+QUICKTEST: dict[str, Any] = dict.fromkeys(("data_root", "images", "validation_data", "validation_images", "weights"))
+QUICKTEST |= {"data": "digits", "training_images": 12, "validation_share": 0.02, "image_size": 64}
+QUICKTEST |= {"epochs": 2, "batch_size": 4, "warmup_epochs": 0.5, "learning_rate": 0.001, "checkpoint_every": 2}
+QUICKTEST |= {"pyramid_channels": 16, "box_layers": (0, 32), "mask_layers": 1}
+QUICKTEST |= {"proposals": 40, "sampled_regions": 16, "max_detections": 10}
+
 
 @record
 class TrainOptions:
@@ -36,7 +43,7 @@ class TrainOptions:
     devices: PositiveInt | None = None
     """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
     quicktest: bool = False
-    """Train the recipe for a few steps on small scanned digits."""
+    """Train a recipe of this package for a few steps on small scanned digits."""
     dry_run: bool = False
     """Check the recipe and its data; print images, steps, micro-batches and milliseconds per step, without training."""
 
@@ -44,9 +51,8 @@ class TrainOptions:
 def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     name, options, recipe = parse_train_command(arguments)
-    kinds = [f"--{each.replace('_', '-')}" for each in ("resume", "quicktest", "dry_run") if getattr(options, each)]
-    if len(kinds) > 1:
-        raise InputError(f"{' and '.join(kinds)} cannot be used together; remove one of them")
+    if options.quicktest:
+        recipe = replace(recipe, **{name: value for name, value in QUICKTEST.items() if hasattr(recipe, name)})
     default = Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
     with explain_missing_extras(TASKS[recipe.task].extra):
@@ -65,8 +71,6 @@ def main(arguments: list[str]) -> int:
             return 0
         if world.world_size > 1 and folder == default:
             raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
-        if options.quicktest:
-            recipe = replace(recipe, **recipe.QUICKTEST)
         file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
         with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
             result = run.start(recipe, folder)
@@ -98,7 +102,7 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--resume", nargs="?")  # `parse_all` reports a missing value
     resumed = first.parse_known_args(arguments)[0].resume
-    if resumed and (Path(resumed) / RECIPE).is_file():
+    if resumed:
         recipe = read_recipe(Path(resumed) / RECIPE)
     words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
@@ -116,8 +120,6 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
             options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
     if options.resume is not None and ((has_recipe and not name.endswith(".py")) or options.run is not None):
         raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
-    if options.resume is not None:
-        read_recipe(options.resume / RECIPE)  # raises its error
     return name, options, requested
 
 

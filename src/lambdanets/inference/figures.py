@@ -102,7 +102,7 @@ def overlay(image: Image.Image, labels: np.ndarray, objects: Detections, *, with
     size = (image.width * factor, image.height * factor)
     large = brighten(image.convert("RGB")).resize(size, Image.Resampling.BICUBIC)
     labels = labels.repeat(factor, 0).repeat(factor, 1)
-    boundaries = find_boundaries(np.pad(labels, 1), None)[1:-1, 1:-1]  # also at the edge of the image
+    boundaries = find_boundaries(np.pad(labels, 1), -1)[1:-1, 1:-1]  # also at the edge of the image
     tinted = _tint(large, labels, boundaries, _OPACITY if has_names else 0.0)
     if not has_names or not len(objects):
         return tinted

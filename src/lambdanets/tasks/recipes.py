@@ -1,6 +1,6 @@
 """The recipes of the tasks. They do not import PyTorch, so that --help is fast."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveInt
 
@@ -17,14 +17,6 @@ class ClassificationRecipe(TrainingRecipe, Preprocessing):
 
     task: ClassVar[str] = "classification"
     PATHS: ClassVar[tuple[str, ...]] = ("data", "data_root", "weights")
-    QUICKTEST: ClassVar[dict[str, Any]] = TrainingRecipe.QUICKTEST | {
-        "data": "digits",
-        "data_root": None,
-        "weights": None,
-        "training_images": 12,
-        "validation_share": 0.02,
-        "image_size": 32,
-    }
 
     data: str = ""
     """'digits', an image folder (CLASS/ or train/CLASS/), a .tar of one, shards, or timm's name such as torch/mnist."""
@@ -68,14 +60,6 @@ class CocoRecipe(TrainingRecipe, Normalization):
     """Hyperparameters of all tasks on COCO-format annotations."""
 
     PATHS: ClassVar[tuple[str, ...]] = ("data", "images", "validation_data", "validation_images", "weights")
-    QUICKTEST: ClassVar[dict[str, Any]] = TrainingRecipe.QUICKTEST | {
-        "data": "digits",
-        "images": None,
-        "validation_data": None,
-        "validation_images": None,
-        "training_images": 8,
-        "image_size": 64,
-    }
 
     data: str = ""
     """Training annotations: a JSON file in COCO format, or 'digits' for scanned digits scattered over images."""
@@ -111,14 +95,6 @@ class DetectionRecipe(CocoRecipe, DetectorArchitecture):
     """Hyperparameters of Mask R-CNN training."""
 
     task: ClassVar[str] = "detection"
-    QUICKTEST: ClassVar[dict[str, Any]] = CocoRecipe.QUICKTEST | {
-        "pyramid_channels": 16,
-        "box_layers": (0, 32),
-        "mask_layers": 1,
-        "proposals": 40,
-        "sampled_regions": 16,
-        "max_detections": 10,
-    }
 
     epochs: Count = 12
     batch_size: Count = 8

@@ -36,15 +36,6 @@ class TrainingRecipe(Architecture):
     PATHS: ClassVar[tuple[str, ...]] = ("data", "weights")
     # fields that do not change the result except for rounding; only some tasks have `compile`
     CHANGEABLE: ClassVar[tuple[str, ...]] = ("workers", "checkpoint_every", "max_unreadable", "micro_batch", "compile")
-    # fields of --quicktest, which trains for a few steps
-    QUICKTEST: ClassVar[dict[str, Any]] = {
-        "epochs": 2,
-        "batch_size": 4,
-        "warmup_epochs": 0.5,
-        "learning_rate": 0.001,
-        "workers": 0,
-        "checkpoint_every": 2,
-    }
 
     data: str = ""
     """Training data: a folder, file, URL or dataset name."""
