@@ -37,7 +37,7 @@ def load(path: str | os.PathLike[str] | WeightSource, *, device: str | torch.dev
     resolved, source = resolve_device(device), find_weights(path)
     tensors, card = read_model(source)
     if card is None:
-        raise InputError(f"{source.file} has no model card; use create_model(NAME, FILE), or lambdanets adopt --model")
+        raise InputError(f"{source.file} has no model card; use a weight file of a run, or create_model(NAME, FILE)")
     model_type: type[Predictor] = predictor_of(card.task)
     model = build_with_weights(lambda: model_type.build(card, len(card.classes)), tensors, source.name)
     model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
