@@ -16,7 +16,7 @@ from pydantic import PositiveInt
 
 from lambdanets.cli.options import parse_all, program
 from lambdanets.cli.predict import report_unreadable
-from lambdanets.errors import InputError, describe_failure, explain_missing_extras, is_out_of_memory
+from lambdanets.errors import InputError, describe_failure, is_out_of_memory
 from lambdanets.files import RECIPE
 from lambdanets.records import record
 from lambdanets.registry import TASKS
@@ -55,25 +55,24 @@ def main(arguments: list[str]) -> int:
         recipe = replace(recipe, **{name: value for name, value in QUICKTEST.items() if hasattr(recipe, name)})
     default = Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
-    with explain_missing_extras(TASKS[recipe.task].extra):
-        from lambdanets.training import distributed
+    from lambdanets.training import distributed
 
-        world = distributed.get_world()
-        if options.devices is not None and not distributed.is_torchelastic_launched():
-            run_option = ["--run", str(folder)] if folder == default else []
-            return distributed.launch(options.devices, ["train", *arguments, *run_option])
-        from lambdanets.training import run
+    world = distributed.get_world()
+    if options.devices is not None and not distributed.is_torchelastic_launched():
+        run_option = ["--run", str(folder)] if folder == default else []
+        return distributed.launch(options.devices, ["train", *arguments, *run_option])
+    from lambdanets.training import run
 
-        if options.dry_run:
-            lines = run.dry_run(recipe)
-            if world.is_rank_zero:
-                echo(*lines)
-            return 0
-        if world.world_size > 1 and folder == default:
-            raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
-        file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
-        with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
-            result = run.start(recipe, folder)
+    if options.dry_run:
+        lines = run.dry_run(recipe)
+        if world.is_rank_zero:
+            echo(*lines)
+        return 0
+    if world.world_size > 1 and folder == default:
+        raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
+    file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
+    with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
+        result = run.start(recipe, folder)
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
         echo(
@@ -115,9 +114,8 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
     )
     options, requested = parse(recipe)
     if not requested.model and requested.weights and options.resume is None:
-        with explain_missing_extras(TASKS[recipe.task].extra):
-            # what the weights determine is the default of the options
-            options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
+        # what the weights determine is the default of the options
+        options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
     if options.resume is not None and ((has_recipe and not name.endswith(".py")) or options.run is not None):
         raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
     return name, options, requested
