@@ -83,9 +83,6 @@ class ClassificationEvaluation(Evaluation):
         counts = zip(self.classes, matrix.diagonal().tolist(), matrix.sum(1).tolist(), strict=True)
         return {name: correct / images if images else None for name, correct, images in counts}
 
-    def summary(self) -> str:
-        return f"val loss {self.metrics['loss']:.3f}  top-1 {self.top1:.4f}"
-
 
 class Classifier(Predictor):
     """A trained classifier, which `lambdanets.load` returns. Its predictions are `Prediction`."""

@@ -31,12 +31,9 @@ class Evaluation:
     readable: list[int]
     unreadable: list[str]
 
-    def summary(self) -> str:
-        """The most important metrics, for the line of an epoch; by default all."""
-        return "  ".join(f"{name} {format_score(value)}" for name, value in self.metrics.items())
-
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.counts}, {self.summary()})"
+        metrics = (f"{name} {format_score(value)}" for name, value in self.metrics.items())
+        return f"{type(self).__name__}({', '.join([self.counts, *metrics])})"
 
 
 def format_score(value: float | None) -> str:
