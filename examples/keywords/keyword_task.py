@@ -117,15 +117,13 @@ class KeywordSpotter(Predictor):
         correct = logits.argmax(1).cpu() == torch.stack(batch.targets).cpu()
         return list(zip(batch.indices.tolist(), correct.tolist(), strict=True))
 
-    def score(self, measures: list[Any], unreadable: list[str]) -> Evaluation:
+    def score(self, measures: list[Any]) -> Evaluation:
         scores = {"accuracy": sum(correct for _, correct in measures) / len(measures)}
         return Evaluation(
             scores=scores,
             metrics=scores,
             lines=[f"accuracy {scores['accuracy']:.4f}"],
             counts=f"{len(measures)} recordings",
-            readable=[index for index, _ in measures],
-            unreadable=unreadable,
         )
 
 

@@ -148,8 +148,8 @@ class Classifier(Predictor):
         columns = (batch.indices, labels, predicted, confidence, losses)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
-    def score(self, measures: list[Any], unreadable: list[str]) -> ClassificationEvaluation:
-        indices, labels, predicted, confidence, losses = map(np.array, zip(*measures, strict=True))
+    def score(self, measures: list[Any]) -> ClassificationEvaluation:
+        _, labels, predicted, confidence, losses = map(np.array, zip(*measures, strict=True))
         correct = labels == predicted
         top1 = float(correct.mean())
         return ClassificationEvaluation(
@@ -157,8 +157,6 @@ class Classifier(Predictor):
             metrics={"loss": float(losses.mean()), "top1": top1},
             lines=[f"top-1 {top1:.4f}"],
             counts=f"{len(labels)} images, {int(correct.sum())} correct",
-            readable=indices.tolist(),
-            unreadable=unreadable,
             classes=self.classes,
             labels=labels,
             predicted=predicted,

@@ -83,9 +83,9 @@ class CocoPredictor(Predictor):
     @torch.compiler.set_stance("force_eager")  # images differ in size
     def draw(self, evaluation: Evaluation, folder: Path) -> None:
         """Draw evenly spaced images with their annotations, and with their predictions, in predictions.png."""
-        readable = evaluation.readable
-        positions = np.linspace(0, len(readable) - 1, min(len(readable), MAX_DRAWN)).astype(int)
-        draw_pairs([self.render(*self.images.load(readable[position])) for position in positions], folder)
+        indices = [index for index, *_ in evaluation.measures]
+        positions = np.linspace(0, len(indices) - 1, min(len(indices), MAX_DRAWN)).astype(int)
+        draw_pairs([self.render(*self.images.load(indices[position])) for position in positions], folder)
 
     @abstractmethod
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:

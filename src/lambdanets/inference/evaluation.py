@@ -1,6 +1,7 @@
 """Evaluation of trained models of all tasks on labeled sets."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +22,15 @@ class Evaluation:
     metrics: as in metrics.csv; None for those that the set does not define.
     lines: the scores as text, for the end of training and of an evaluation.
     counts: the number of images, and of what was found in them, as text.
-    readable: indices of the images. unreadable: one message for each of the others.
+    measures: `Predictor.measure` of the images. unreadable: one message for each of the others.
     """
 
     scores: dict[str, Any]
     metrics: dict[str, float | None]
     lines: list[str]
     counts: str
-    readable: list[int]
-    unreadable: list[str]
+    measures: Sequence[Any] = ()
+    unreadable: Sequence[str] = ()
 
     def __repr__(self) -> str:
         metrics = (f"{name} {format_score(value)}" for name, value in self.metrics.items())

@@ -159,7 +159,7 @@ def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledIma
     for number, i in enumerate(shown, 1):
         axis = figure.add_subplot(num_rows, COLUMNS, number)
         axis.set_axis_off()
-        image, _ = images.load(predictions.readable[i])
+        image, _ = images.load(predictions.measures[i][0])
         prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
         truth = "" if is_correct[i] else f"\nis {classes[predictions.labels[i]]}"
         color = CORRECT_COLOR if is_correct[i] else WRONG_COLOR

@@ -118,7 +118,7 @@ class TrainingModule(LightningModule):
     def _score(self, measures: list[Any]) -> dict[str, float]:
         if not measures:
             return {}
-        evaluation = self._evaluator.score(sorted(measures, key=itemgetter(0)), [])
+        evaluation = self._evaluator.score(sorted(measures, key=itemgetter(0)))
         # None if no readable image has objects
         return {name: math.nan if x is None else x for name, x in evaluation.metrics.items()}
 
