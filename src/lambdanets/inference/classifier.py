@@ -72,9 +72,8 @@ class ClassificationEvaluation(Evaluation):
     @property
     def confusion_matrix(self) -> np.ndarray:
         """The number of images per true class (rows) and predicted class (columns), int64 (classes, classes)."""
-        matrix = np.zeros((len(self.classes), len(self.classes)), np.int64)
-        np.add.at(matrix, (self.labels, self.predicted), 1)
-        return matrix
+        count = len(self.classes)
+        return np.bincount(self.labels * count + self.predicted, minlength=count**2).reshape(count, count)
 
     @property
     def accuracy_by_class(self) -> dict[str, float | None]:
