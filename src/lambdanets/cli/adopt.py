@@ -35,14 +35,11 @@ def main(arguments: list[str]) -> int:
     from lambdanets.models.factory import ADOPTED_PREFIX, create_model
     from lambdanets.models.weights import weights_in
 
-    model: Any
     if ":" in options.source or weights_in(Path(options.source)):  # a folder without weights hides no architecture
-        model = load(options.source, device="cpu")
-        network = model.model
+        model: Any = load(options.source, device="cpu")
     else:
-        name = options.source.removeprefix(ADOPTED_PREFIX)
-        model = network = create_model(f"{ADOPTED_PREFIX}{name}", options.pretrained)
-    if not (layers := adopted_layers(network)):
+        model = create_model(ADOPTED_PREFIX + options.source.removeprefix(ADOPTED_PREFIX), options.pretrained)
+    if not (layers := adopted_layers(getattr(model, "model", model))):  # of a classifier, its network
         raise InputError(f"{options.source} must contain lambda layers that adopt knows, got none")
     save_pretrained(model, options.out)
     echo(*(f"{name}: replaced; same outputs" for name in layers))
