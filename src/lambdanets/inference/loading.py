@@ -60,10 +60,10 @@ def read_model(source: WeightSource) -> tuple[dict[str, Tensor], ModelCard | Non
         if card is None:
             with reraise_as_input_error(f"{folder / CONFIG} is not a configuration of timm"):
                 card = card_from_config(config, name, options)
-        is_foreign = bool(foreign_layers(network))
-        if is_foreign:
+        if foreign_layers(network):
             adopt(network)
-        return network.state_dict(), replace(card, model=f"{ADOPTED_PREFIX}{name}" if is_foreign else name)
+            name = f"{ADOPTED_PREFIX}{name}"
+        return network.state_dict(), replace(card, model=name)
     recipe = (folder.parent if folder.name == "checkpoints" else folder) / RECIPE
     if card is not None and recipe.is_file():
         card = replace(card, recipe=read_json(recipe, dict[str, Any]))
