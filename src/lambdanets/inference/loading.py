@@ -85,7 +85,7 @@ def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str,
     shared = {name: config[name] for name in ("mean", "std", "crop_pct", "interpolation")}
     return ClassifierCard(
         model=name,
-        classes=classes,
+        classes=tuple(classes),
         model_options={key: value for key, value in options.items() if key not in ("in_chans", "num_classes")},
         stretch=False,
         preprocessing=Preprocessing(image_size=height, channels=channels, **shared),
