@@ -29,7 +29,7 @@ QUICKTEST: dict[str, Any] = dict.fromkeys(("data_root", "images", "validation_da
 QUICKTEST |= {"data": "digits", "training_images": 12, "validation_share": 0.02, "image_size": 64}
 QUICKTEST |= {"epochs": 2, "batch_size": 4, "warmup_epochs": 0.5, "learning_rate": 0.001, "checkpoint_every": 2}
 QUICKTEST |= {"pyramid_channels": 16, "box_layers": (0, 32), "mask_layers": 1}
-QUICKTEST |= {"proposals": 40, "sampled_regions": 16, "max_detections": 10}
+QUICKTEST |= {"proposals": 40, "sampled_regions": 16, "max_detections": 10, "workers": 0}
 
 
 @record
