@@ -82,7 +82,7 @@ def score(folder: Path, data: Path) -> dict[str, Any]:
     """Return the scores of a run on the test images, their number, and what they were measured with."""
     evaluation = ln.evaluate(folder, data / "test.json", images=data / "test.tar", device="cpu")
     evaluated = provenance()
-    return {"test": evaluation.metrics, "test_images": len(evaluation.readable), "evaluated": evaluated}
+    return {"test": evaluation.metrics, "test_images": len(evaluation.measures), "evaluated": evaluated}
 
 
 def section(comparison: Comparison) -> str:

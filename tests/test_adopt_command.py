@@ -1,4 +1,4 @@
-"""`lambdanets adopt`: models by name, weight files and folders of timm."""
+"""`lambdanets adopt`: models by name and folders of timm; and checkpoints of timm."""
 
 import argparse
 import json
@@ -42,8 +42,8 @@ def test_adopts_the_ema_in_a_checkpoint_of_the_training_script_of_timm(timm_netw
         checkpoint_dir=str(tmp_path),
     )
     saver.save_checkpoint(3, metric=np.float64(0.7))
-    file = tmp_path / "last.pth.tar"
-    assert adopt(file, "--model", "lambda_resnet26t", "--out", tmp_path / "model") == 0
+    adopted = ln.create_model("timm/lambda_resnet26t", tmp_path / "last.pth.tar", num_classes=3)
+    ln.save_pretrained(adopted, tmp_path / "model")
     assert "state_dict_ema.* are used" in capsys.readouterr().err
     x = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     loaded = ln.load(tmp_path / "model", device="cpu")
@@ -64,9 +64,8 @@ def test_adopts_a_folder_that_timm_saved(timm_network, tmp_path):
     ("arguments", "message"),
     [
         (["resnet18", "--no-pretrained"], "must contain lambda layers"),
-        (["weights.pth"], "model must be the name of the timm model"),
-        (["weights.pth", "--model", "lambda_resnet50ts"], "another architecture"),
-        (["."], ". must be a run folder, a weight file"),
+        (["weights.pth"], "has no model card; use a weight file of a run, or create_model(NAME, FILE)"),
+        (["."], "there is no model named '.'"),
     ],
 )
 def test_refuses_in_one_line(arguments, message, timm_network, tmp_path, monkeypatch, capsys):

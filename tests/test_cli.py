@@ -47,7 +47,7 @@ scatered | got 'scatered'; the nearest is scattered_digits
 scattered_digits --proposal 7 | no option --proposal; the nearest is --proposals
 scattered_digits --model vit_tiny_patch16_224 --levels 1 2 | padding cannot be hidden in network.model.blocks
 digit_masks --model resnet18 | choose a U-Net such as lambda_unet_small
-digit_masks --data a.json | images must be set with data 'a.json', got none
+digit_masks --data a.json | images must be given; set it with --images PATH
 --data EMPTY | images
 --data ONE | only 'dark'
 --run LONG | name too long
@@ -92,7 +92,7 @@ def test_rejects_resuming_with_other_options_and_folders(arguments, message, qui
 
 
 def test_failed_quicktest_leaves_no_folder(tmp_path, capsys):
-    fail(capsys, "train", "scattered_digits", "--quicktest", "--weights", "missing", "--run", tmp_path / "run")
+    fail(capsys, "train", "scattered_digits", "--quicktest", "--model", "missing", "--run", tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -59,7 +59,7 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
     errors = [line for line in process.stderr.splitlines() if line.startswith("lambdanets: ")]
     message = r"lambdanets: \w+ is not installed; install it with: pip install 'lambdanets\[(\w+)\]'"
     extras = [match[1] for match in map(re.compile(message).fullmatch, errors) if match]
-    assert extras == ["train"] * 4 + ["bench", "train"] + ["detection"] * 2 + ["export"] * 2 + ["demo"], errors
+    assert extras == ["train"] * 8 + ["export"] * 2 + ["demo"], errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.png", "predictions.jsonl"]
 
 

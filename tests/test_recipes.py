@@ -24,7 +24,6 @@ BUILT = [each for name in list_recipes("classification") for each in (name, *lis
 BUILT += [*list_recipes("detection"), *list_variants("coco"), "nuclei_convolution"]
 KEPT_BY_QUICKTEST = {
     "classification": ("optimizer", "rand_augment", "dropout", "hold_out", "patience"),
-    "student": ("optimizer", "rand_augment", "dropout", "pseudo_targets"),
     "detection": ("jitter", "clip_gradient", "levels", "aspect_ratios", "mean"),
     "segmentation": ("jitter", "clip_gradient", "rotate", "model", "model_options"),
 }
@@ -82,16 +81,17 @@ def test_pseudo_label_recipes_differ_only_in_the_pseudo_labels(name):
     assert {field: value for field, value in vars(recipe).items() if not field.startswith("pseudo")} == plain
 
 
-# the tests of the commands train the others
-QUICKTESTS = [name for name in RECIPES if name not in ("imagenet_90", "scattered_digits", "digit_masks")]
-# the quicktests of these have a large network
-LARGE = ("coco", "imagenet_pseudo", QUICKTEST_VARIANTS["imagenet_350"])
+# the tests of the commands train the first two of the others; that of a student needs pseudo-labels
+OTHERS = ("scattered_digits", "digit_masks", "imagenet_90", "imagenet_pseudo")
+QUICKTESTS = [name for name in RECIPES if name not in OTHERS]
+# these have a large network or none
+OF_OTHER_MODELS = ("coco", "finetune", QUICKTEST_VARIANTS["imagenet_350"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [QUICKTEST_VARIANTS.get(name, name) for name in QUICKTESTS])
 def test_quicktest_keeps_recipe_options_at_small_size(name, tmp_path):
-    model = ["--model", "lambda_resnet20_small"] if name in LARGE else []
+    model = ["--model", "lambda_resnet20_small"] if name in OF_OTHER_MODELS else []
     assert main(["train", name, "--quicktest", *model, "--run", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run/result.json").read_text())["parameters"] < 60e6
     recipe, small = find_recipe(name), read_recipe(tmp_path / "run/recipe.json")

@@ -117,15 +117,13 @@ class KeywordSpotter(Predictor):
         correct = logits.argmax(1).cpu() == torch.stack(batch.targets).cpu()
         return list(zip(batch.indices.tolist(), correct.tolist(), strict=True))
 
-    def score(self, measures: list[Any], unreadable: list[str]) -> Evaluation:
+    def score(self, measures: list[Any]) -> Evaluation:
         scores = {"accuracy": sum(correct for _, correct in measures) / len(measures)}
         return Evaluation(
             scores=scores,
             metrics=scores,
             lines=[f"accuracy {scores['accuracy']:.4f}"],
             counts=f"{len(measures)} recordings",
-            readable=[index for index, _ in measures],
-            unreadable=unreadable,
         )
 
 
@@ -142,10 +140,6 @@ class KeywordTask(Task):
         self.validation = Recordings(100, seed=1)
         self.classes, self.source = tuple(KEYWORDS), "synthetic tones"
         self.fingerprint = f"tones {recipe.training_recordings}"  # of files: a hash of classes, names and labels
-
-    @classmethod
-    def quicktest(cls, recipe: KeywordRecipe, folder: Path) -> KeywordRecipe:
-        return replace(super().quicktest(recipe, folder), training_recordings=12)
 
     def batches(self, **options: Any) -> Batches:
         return Batches(self.training, partial(load, noise=self.recipe.noise), **options)

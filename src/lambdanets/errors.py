@@ -59,10 +59,10 @@ def describe_failure(error: Exception) -> str | None:
 
 
 @contextlib.contextmanager
-def explain_missing_extras(extra: str | None = None) -> Iterator[None]:
+def explain_missing_extras() -> Iterator[None]:
     """Raise InputError with the install command if an import in the block fails because an extra is not installed.
 
-    extra: extra to install for any missing dependency; by default the smallest one that contains it.
+    It is the smallest extra with the missing package.
     """
     try:
         yield
@@ -70,7 +70,7 @@ def explain_missing_extras(extra: str | None = None) -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        command = f"pip install 'lambdanets[{extra or EXTRAS[package]}]'"
+        command = f"pip install 'lambdanets[{EXTRAS[package]}]'"
         raise InputError(f"{package} is not installed; install it with: {command}") from error
 
 

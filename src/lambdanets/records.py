@@ -127,9 +127,9 @@ def shared_fields(source: Any, kind: type[Any]) -> dict[str, Any]:
 
 @contextmanager
 def reraise_as_input_error(problem: str, advice: str = "") -> Iterator[None]:
-    """Convert TypeError, ValueError and RecursionError in the block to InputError, "problem: reason; advice"."""
+    """Convert KeyError, TypeError, ValueError and RecursionError to InputError, "problem: reason; advice"."""
     try:
         yield
-    except (TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = first_error(error) if isinstance(error, ValidationError) else one_line(error)
         raise InputError(f"{problem}: {reason}{advice and f'; {advice}'}") from error

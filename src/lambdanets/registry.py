@@ -15,13 +15,11 @@ class TaskEntry:
     """An entry of the registry. Names are "module:name", imported on first use, so that --help is fast.
 
     recipe: its class. implementation: the Task. predictor: the class of trained models.
-    extra: the extra of this package that training needs.
     """
 
     recipe: str
     implementation: str
     predictor: str
-    extra: str = "train"
 
 
 TASKS = {
@@ -39,13 +37,11 @@ TASKS = {
         "lambdanets.tasks.recipes:DetectionRecipe",
         "lambdanets.tasks.detection:DetectionTask",
         "lambdanets.inference.detector:Detector",
-        "detection",
     ),
     "segmentation": TaskEntry(
         "lambdanets.tasks.recipes:SegmentationRecipe",
         "lambdanets.tasks.segmentation:SegmentationTask",
         "lambdanets.inference.segmenter:Segmenter",
-        "detection",
     ),
 }
 

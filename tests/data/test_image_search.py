@@ -24,7 +24,8 @@ def test_a_folder_is_searched_for_visible_images_in_sorted_order(tmp_path: Path)
 def test_files_that_are_not_read_are_counted_by_suffix(tmp_path: Path) -> None:
     touch(tmp_path, "a.jpg", "b.HEIC", "c/d.heic", "c/e.czi", "c/notes", ".DS_Store")
     expected = "left out: 2 .heic, 1 .czi, 1 without a suffix"
-    assert describe_left_out(find_images([str(tmp_path)]).left_out) == expected
+    for inputs in ([tmp_path], [tmp_path / "c", tmp_path, f"{tmp_path}/"]):
+        assert describe_left_out(find_images([*map(str, inputs)]).left_out) == expected
     (tmp_path / "cats/drafts").mkdir(parents=True)
     assert ", 1 empty folder 'cats/drafts', " in describe_left_out(find_images([str(tmp_path)]).left_out)
     with pytest.raises(InputError, match=r"has none; left out: 1 \.czi, 1 \.heic, 1 without"):

@@ -45,8 +45,8 @@ def test_task_of_a_recipe_file_trains_resumes_and_evaluates(recipe, tmp_path, mo
 
 
 def test_commands_have_the_options_of_the_task(recipe, tmp_path, monkeypatch, capsys):
-    command = ["train", str(FILE), "--noise", "0.2", "--quicktest", "--run", str(tmp_path / "run")]
-    assert main(command) == 0
+    options = "--noise 0.2 --epochs 2 --batch-size 4 --training-recordings 12 --run"
+    assert main(["train", str(FILE), *options.split(), str(tmp_path / "run")]) == 0
     (scores,) = capsys.readouterr().out.splitlines()[-1:]
     assert scores.startswith("accuracy ")
     assert main(["train", str(FILE), "--resume", str(tmp_path / "run")]) == 0  # finished

@@ -90,7 +90,7 @@ def test_nuclei_in_12_bit_images_are_predicted_and_evaluated_alike(tmp_path):
     truth["categories"] = [{"id": 1, "name": detector.categories[0].name}]
     coco_files.write(tmp_path / "truth.json", truth)
     evaluation = ln.evaluate(detector, tmp_path / "truth.json", images=tmp_path)
-    scores = sorted((result["score"] for result in evaluation.results), reverse=True)
+    scores = sorted((result["score"] for _, found in evaluation.measures for result in found), reverse=True)
     assert scores == pytest.approx(expected.scores.tolist(), abs=1e-4)
 
 

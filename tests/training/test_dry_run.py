@@ -25,8 +25,3 @@ def test_dry_run_prints_images_steps_and_time_and_writes_nothing(name, tmp_path,
     assert lines["memory"] == "micro-batches of 7 images fit, 3 per step"
     assert re.match(r"[\d,]+ ms per step with the largest image", lines["speed"])
     assert not list(tmp_path.iterdir())
-
-
-def test_dry_run_rejects_options_of_a_run(capsys):
-    assert main(["train", "digits", "--dry-run", "--quicktest"]) == 2
-    assert "--quicktest and --dry-run cannot be used together" in capsys.readouterr().err

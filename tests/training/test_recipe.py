@@ -1,5 +1,6 @@
 """Recipes as JSON and as Python files, and the checks of their fields."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -79,13 +80,10 @@ def test_rejects_other_images_for_scattered_digits(field):
 
 
 def test_annotation_files_require_images_and_validation_data():
-    fields = {"data": "train.json", "images": "", "validation_data": "val.json"}
-    recipe = DetectionRecipe(**fields)
-    for missing in ("images", "validation_data"):
-        with pytest.raises(InputError, match=rf"^{missing} must be set with data 'train.json'"):
-            replace(recipe, **{missing: None})
-    with pytest.raises(InputError, match=r"^images must be given"):
-        resolve_recipe(recipe)
+    recipe = DetectionRecipe(data="train.json", images="images", validation_data="val.json")
+    for missing, value in itertools.product(("images", "validation_data"), (None, "")):
+        with pytest.raises(InputError, match=rf"^{missing} must be given"):
+            resolve_recipe(replace(recipe, **{missing: value}))
 
 
 def test_a_started_run_keeps_its_precision_on_another_machine(tmp_path):

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from lambdanets.cli.options import POSITIONAL, parse
-from lambdanets.errors import explain_missing_extras
 from lambdanets.records import record
 from lambdanets.terminal import echo
 
@@ -32,10 +31,9 @@ class Demo:
 def main(arguments: list[str]) -> int:
     """Run `lambdanets demo` until a signal, and return its exit code."""
     options = parse(Demo, arguments, "demo")
-    with explain_missing_extras("demo"):
-        from lambdanets_lab.demo.app import LOOPBACK, serve
     from lambdanets.inference.loading import load
     from lambdanets.models.weights import packaged_models
+    from lambdanets_lab.demo.app import LOOPBACK, serve
 
     names = options.models or packaged_models()
     models: dict[str, Any] = {name: load(name, device=options.device) for name in names}

@@ -8,25 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.batches import Batch
-from lambdanets.data.datasets import open_splits
 from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.data.order import WINDOW, BatchSlice, Order
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
-from lambdanets.inference.model_card import ClassifierCard, make_card
-from lambdanets.models.weights import save_weights
 from lambdanets.tasks.classification import ClassificationTask, make_transform
-from lambdanets.training.initial_weights import build_model
-from lambdanets_lab.pseudo.labeling import label_shards
-from lambdanets_lab.pseudo.tables import SELECTION, read_selection, read_table, select
-from lambdanets_lab.shards import write_shards
+from lambdanets_lab.pseudo.tables import SELECTION, read_selection, read_table
 
 
 class PseudoLabeledImages:
@@ -180,22 +173,6 @@ class StudentTask(ClassificationTask):
         pseudo = PseudoLabeledImages(recipe.pseudo_images, labels, self.classes, soft=soft)
         self.images = StudentImages(self.training, pseudo, len(self.classes), recipe.label_smoothing)
         self.fingerprint += pseudo.fingerprint
-
-    @classmethod
-    def quicktest(cls, recipe: Any, folder: Path) -> Any:
-        """Return the recipe with pseudo-labels of a random teacher, too."""
-        small = super().quicktest(recipe, folder)
-        recipe = replace(small, pseudo_ratio=min(max(recipe.pseudo_ratio, 0.5), 2.0))
-        shards, labels, teacher = folder / "shards", folder / "labels", folder / "teacher.safetensors"
-        share, count = recipe.validation_share, recipe.training_images
-        splits = open_splits("digits", validation_share=share, training_images=count)
-        write_shards(splits, shards, images_per_shard=len(splits.train) // 4)
-        torch.manual_seed(recipe.seed)  # an interrupted quicktest keeps the labels of this teacher
-        model = build_model(recipe, len(splits.classes))
-        save_weights(teacher, model, make_card(ClassifierCard, recipe, splits.classes).without_paths().to_json())
-        label_shards(teacher, str(shards), labels)
-        select(labels, folder / "selection", confidence=0.0, per_class=len(splits.train) // 4)
-        return replace(recipe, pseudo_labels=str(folder / "selection"), pseudo_images=str(shards))
 
     def batches(self, **options: Any) -> ImageBatches:
         recipe, batch_slice = self.recipe, options["batch_slice"]

@@ -4,7 +4,7 @@ Batch size 4096 on 32 devices. The paper does not give the training time; estima
 RMSProp; the learning rate is multiplied by 0.99 every 3 epochs. Batch norm decay (0.99) and EMA are those of Howard et
 al. (2019), which the paper cites. Neither paper gives warm-up and label smoothing; here they are 5 epochs and 0.1, as
 in the paper's other recipes. Baseline: imagenet_mobilenetv2_convolution, without lambda layers (72.7%).
-Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
+Not run in full; --quicktest runs the same code for a few steps on small scanned digits.
 Run: lambdanets train imagenet_mobilenetv2 --data SHARDS --devices 8 --run DIR
 """
 

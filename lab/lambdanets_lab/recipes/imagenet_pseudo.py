@@ -6,7 +6,7 @@ hours on 512 TPUv3 cores (docs/scale.md). Each row of Table 18 with an accuracy 
 imagenet_pseudo_50_128 (82.1%) to imagenet_pseudo_152_288, which is the same as imagenet_pseudo (86.7%). The paper's
 images and teacher are not public: label your own images with `lambdanets pseudo-label`. To use several machines, see
 examples/slurm.sh.
-Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
+Not run in full.
 Run: lambdanets train imagenet_pseudo --data SHARDS --pseudo-labels SELECTION --pseudo-images MORE --devices 8 --run DIR
 """
 

@@ -31,8 +31,6 @@ COMMANDS = {
     "benchmark": "Benchmark against baselines: lambdanets benchmark layer | model | scaling | tables.",
     "kernels": "Show and check the compiled kernels on this machine: lambdanets kernels [--device cuda].",
 }
-# Command -> the extra with all optional dependencies of the command.
-_EXTRAS = {"benchmark": "bench", "demo": "demo"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # file names may not be valid UTF-8
             stream.reconfigure(errors="backslashreplace")
     try:
-        with signals.handle_signals(), explain_missing_extras(_EXTRAS.get(arguments[0]) if arguments else None):
+        with signals.handle_signals(), explain_missing_extras():
             return _run(arguments)
     except InputError as error:
         return _fail(str(error))

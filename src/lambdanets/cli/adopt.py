@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from lambdanets.cli.options import POSITIONAL, parse
+from lambdanets.errors import InputError
 from lambdanets.records import record
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
@@ -17,11 +18,9 @@ class Adopt:
     """
 
     source: Annotated[str, POSITIONAL]
-    """timm model, such as lambda_resnet26t, hf-hub:USER/NAME, a folder in timm's hub format, or a weight file."""
+    """timm model, such as lambda_resnet26t, hf-hub:USER/NAME, or a folder in timm's hub format."""
     out: Path
     """Folder for config.json, model.safetensors and README.md, in timm's hub format."""
-    model: str | None = None
-    """For a weight file: name of its timm model."""
     pretrained: bool = True
     """For the name of a model: download its published weights. Otherwise it is initialized randomly."""
 
@@ -31,12 +30,19 @@ def main(arguments: list[str]) -> int:
     options = parse(Adopt, arguments, "adopt")
     WorkFolder(options.out).is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.adoption import adopted_layers
-    from lambdanets.inference.hub import load_adopted, save_pretrained
+    from lambdanets.inference.hub import save_pretrained
+    from lambdanets.inference.loading import load
+    from lambdanets.models.factory import ADOPTED_PREFIX, create_model
+    from lambdanets.models.weights import weights_in
 
-    adopted: Any = load_adopted(options.source, options.model, pretrained=options.pretrained)
-    save_pretrained(adopted, options.out)
-    network = getattr(adopted, "model", adopted)  # of a classifier
-    echo(*(f"{name}: replaced; same outputs" for name in adopted_layers(network)))
+    if ":" in options.source or weights_in(Path(options.source)):  # a folder without weights hides no architecture
+        model: Any = load(options.source, device="cpu")
+    else:
+        model = create_model(ADOPTED_PREFIX + options.source.removeprefix(ADOPTED_PREFIX), options.pretrained)
+    if not (layers := adopted_layers(getattr(model, "model", model))):  # of a classifier, its network
+        raise InputError(f"{options.source} must contain lambda layers that adopt knows, got none")
+    save_pretrained(model, options.out)
+    echo(*(f"{name}: replaced; same outputs" for name in layers))
     commands = "evaluate --data DATA | predict | train --weights"
     echo(f"model folder: {options.out}; load it with lambdanets {commands}, or timm")
     return 0

@@ -16,13 +16,20 @@ from pydantic import PositiveInt
 
 from lambdanets.cli.options import parse_all, program
 from lambdanets.cli.predict import report_unreadable
-from lambdanets.errors import InputError, describe_failure, explain_missing_extras, is_out_of_memory
+from lambdanets.errors import InputError, describe_failure, is_out_of_memory
 from lambdanets.files import RECIPE
 from lambdanets.records import record
 from lambdanets.registry import TASKS
 from lambdanets.signals import uninterrupted
 from lambdanets.terminal import echo
 from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
+
+# Fields of --quicktest, as far as a recipe has them.
+QUICKTEST: dict[str, Any] = dict.fromkeys(("data_root", "images", "validation_data", "validation_images", "weights"))
+QUICKTEST |= {"data": "digits", "training_images": 12, "validation_share": 0.02, "image_size": 64}
+QUICKTEST |= {"epochs": 2, "batch_size": 4, "warmup_epochs": 0.5, "learning_rate": 0.001, "checkpoint_every": 2}
+QUICKTEST |= {"pyramid_channels": 16, "box_layers": (0, 32), "mask_layers": 1}
+QUICKTEST |= {"proposals": 40, "sampled_regions": 16, "max_detections": 10, "workers": 0}
 
 
 @record
@@ -36,7 +43,7 @@ class TrainOptions:
     devices: PositiveInt | None = None
     """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
     quicktest: bool = False
-    """Train a small version of the recipe on scanned digits, in less than a minute on two cores."""
+    """Train a recipe of this package for a few steps on small scanned digits."""
     dry_run: bool = False
     """Check the recipe and its data; print images, steps, micro-batches and milliseconds per step, without training."""
 
@@ -44,35 +51,28 @@ class TrainOptions:
 def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     name, options, recipe = parse_train_command(arguments)
-    kinds = [f"--{each.replace('_', '-')}" for each in ("resume", "quicktest", "dry_run") if getattr(options, each)]
-    if len(kinds) > 1:
-        raise InputError(f"{' and '.join(kinds)} cannot be used together; remove one of them")
+    if options.quicktest:
+        recipe = replace(recipe, **{name: value for name, value in QUICKTEST.items() if hasattr(recipe, name)})
     default = Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
-    with explain_missing_extras(TASKS[recipe.task].extra):
-        from lambdanets.training import distributed
+    from lambdanets.training import distributed
 
-        world = distributed.get_world()
-        if options.quicktest and max(options.devices or 1, world.world_size) > 1:
-            raise InputError("--quicktest needs one process; remove --quicktest or --devices")
-        if options.devices is not None and not distributed.is_torchelastic_launched():
-            run_option = ["--run", str(folder)] if folder == default else []
-            return distributed.launch(options.devices, ["train", *arguments, *run_option])
-        from lambdanets.training import run
+    world = distributed.get_world()
+    if options.devices is not None and not distributed.is_torchelastic_launched():
+        run_option = ["--run", str(folder)] if folder == default else []
+        return distributed.launch(options.devices, ["train", *arguments, *run_option])
+    from lambdanets.training import run
 
-        if options.dry_run:
-            lines = run.dry_run(recipe)
-            if world.is_rank_zero:
-                echo(*lines)
-            return 0
-        if world.world_size > 1 and folder == default:
-            raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
-        if options.quicktest:
-            path = folder.absolute()
-            recipe = task_class(recipe).quicktest(recipe, path.with_name(f"{path.name}-data"))
-        file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
-        with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
-            result = run.start(recipe, folder)
+    if options.dry_run:
+        lines = run.dry_run(recipe)
+        if world.is_rank_zero:
+            echo(*lines)
+        return 0
+    if world.world_size > 1 and folder == default:
+        raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
+    file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
+    with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
+        result = run.start(recipe, folder)
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
         echo(
@@ -101,7 +101,7 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--resume", nargs="?")  # `parse_all` reports a missing value
     resumed = first.parse_known_args(arguments)[0].resume
-    if resumed and (Path(resumed) / RECIPE).is_file():
+    if resumed:
         recipe = read_recipe(Path(resumed) / RECIPE)
     words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
@@ -114,13 +114,10 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
     )
     options, requested = parse(recipe)
     if not requested.model and requested.weights and options.resume is None:
-        with explain_missing_extras(TASKS[recipe.task].extra):
-            # what the weights determine is the default of the options
-            options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
+        # what the weights determine is the default of the options
+        options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
     if options.resume is not None and ((has_recipe and not name.endswith(".py")) or options.run is not None):
         raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
-    if options.resume is not None:
-        read_recipe(options.resume / RECIPE)  # raises its error
     return name, options, requested
 
 

@@ -79,16 +79,17 @@ def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image
     """
     paths: dict[str, Path] = {}
     left_out = Counter[str]()
-    for name in inputs:
-        path = Path(name)
+    sources = {Path(name).absolute() for name in inputs}
+    for path in dict.fromkeys(map(Path, inputs)):
         found = FoundImages([path] if path.exists() else [], Counter())  # also a named pipe, unreadable later
         if path.is_dir():
             found = list_images(path, accepts)
         if not any(found):
-            raise InputError(f"'{name}' must be an image or a folder of images, and is missing or empty")
+            raise InputError(f"'{path}' must be an image or a folder of images, and is missing or empty")
         for each in found.paths:
             paths.setdefault(str(each.absolute()), each)
-        left_out += found.left_out
+        if sources.isdisjoint(path.absolute().parents):  # otherwise counted in the folder above
+            left_out += found.left_out
     if inputs and not paths:
         got = f"none; {describe_left_out(left_out)}"
         raise InputError(f"'{first_few(inputs)}' must be an image or a folder of images, and has {got}")

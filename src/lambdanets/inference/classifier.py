@@ -72,9 +72,8 @@ class ClassificationEvaluation(Evaluation):
     @property
     def confusion_matrix(self) -> np.ndarray:
         """The number of images per true class (rows) and predicted class (columns), int64 (classes, classes)."""
-        matrix = np.zeros((len(self.classes), len(self.classes)), np.int64)
-        np.add.at(matrix, (self.labels, self.predicted), 1)
-        return matrix
+        count = len(self.classes)
+        return np.bincount(self.labels * count + self.predicted, minlength=count**2).reshape(count, count)
 
     @property
     def accuracy_by_class(self) -> dict[str, float | None]:
@@ -82,9 +81,6 @@ class ClassificationEvaluation(Evaluation):
         matrix = self.confusion_matrix
         counts = zip(self.classes, matrix.diagonal().tolist(), matrix.sum(1).tolist(), strict=True)
         return {name: correct / images if images else None for name, correct, images in counts}
-
-    def summary(self) -> str:
-        return f"val loss {self.metrics['loss']:.3f}  top-1 {self.top1:.4f}"
 
 
 class Classifier(Predictor):
@@ -151,8 +147,8 @@ class Classifier(Predictor):
         columns = (batch.indices, labels, predicted, confidence, losses)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
-    def score(self, measures: list[Any], unreadable: list[str]) -> ClassificationEvaluation:
-        indices, labels, predicted, confidence, losses = map(np.array, zip(*measures, strict=True))
+    def score(self, measures: list[Any]) -> ClassificationEvaluation:
+        _, labels, predicted, confidence, losses = map(np.array, zip(*measures, strict=True))
         correct = labels == predicted
         top1 = float(correct.mean())
         return ClassificationEvaluation(
@@ -160,8 +156,6 @@ class Classifier(Predictor):
             metrics={"loss": float(losses.mean()), "top1": top1},
             lines=[f"top-1 {top1:.4f}"],
             counts=f"{len(labels)} images, {int(correct.sum())} correct",
-            readable=indices.tolist(),
-            unreadable=unreadable,
             classes=self.classes,
             labels=labels,
             predicted=predicted,

@@ -83,9 +83,9 @@ class CocoPredictor(Predictor):
     @torch.compiler.set_stance("force_eager")  # images differ in size
     def draw(self, evaluation: Evaluation, folder: Path) -> None:
         """Draw evenly spaced images with their annotations, and with their predictions, in predictions.png."""
-        readable = evaluation.readable
-        positions = np.linspace(0, len(readable) - 1, min(len(readable), MAX_DRAWN)).astype(int)
-        draw_pairs([self.render(*self.images.load(readable[position])) for position in positions], folder)
+        indices = [index for index, *_ in evaluation.measures]
+        positions = np.linspace(0, len(indices) - 1, min(len(indices), MAX_DRAWN)).astype(int)
+        draw_pairs([self.render(*self.images.load(indices[position])) for position in positions], folder)
 
     @abstractmethod
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
@@ -100,7 +100,7 @@ def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...])
     data, images = recipe.get("validation_data"), recipe.get("validation_images") or recipe.get("images")
     if "digits" in (recipe.get("data"), data):
         data, annotated = "digits", open_digits()[1]
-    elif data is None or images is None:
+    elif not data or not images:
         raise InputError("data and images must be given for a model that names no data, such as a file, got none")
     else:
         annotated = open_annotated(Path(data), Path(images), [each.id for each in categories])

@@ -1,7 +1,7 @@
 """Trained detectors, and their evaluation on annotated datasets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoPredictor
-from lambdanets.inference.coco_scores import METRICS, Result, coco_results, evaluate_results
+from lambdanets.inference.coco_scores import METRICS, coco_results, evaluate_results
 from lambdanets.inference.detections import (
     COLUMNS,
     MASK_THRESHOLD,
@@ -33,13 +33,6 @@ from lambdanets.inference.tiles import drop_duplicates, is_cut, tile_batches
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import write_json
 from lambdanets.terminal import csv_table
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class DetectionEvaluation(Evaluation):
-    """Average precision of a detector. results: all detections, as COCO results."""
-
-    results: list[Result]
 
 
 class Detector(CocoPredictor):
@@ -146,27 +139,25 @@ class Detector(CocoPredictor):
             for index, found in zip(batch.indices.tolist(), detections, strict=True)
         ]
 
-    def score(self, measures: list[Any], unreadable: list[str]) -> DetectionEvaluation:
-        by_index = dict(measures)
-        results = [result for found in by_index.values() for result in found]
-        truth, max_detections = self.images.annotations.to_coco([*by_index]), self.card.max_detections
+    def score(self, measures: list[Any]) -> Evaluation:
+        results = [result for _, found in measures for result in found]
+        truth = self.images.annotations.to_coco(index for index, _ in measures)
+        max_detections = self.card.max_detections
         scores = evaluate_results(truth, results, max_detections=max_detections)
         rows = (("boxes", scores["bbox"]), ("masks", scores["segm"]))
-        return DetectionEvaluation(
-            scores={**scores, "images": len(by_index)},
+        return Evaluation(
+            scores={**scores, "images": len(measures)},
             metrics={name: scores[kind][metric] for name, (kind, metric) in METRICS.items()},
             lines=[
                 "  ".join([label, *(f"{name} {format_score(x)}" for name, x in row.items())]) for label, row in rows
             ],
-            counts=f"{len(by_index)} images, {len(results)} detections",
-            readable=[*by_index],
-            unreadable=unreadable,
-            results=results,
+            counts=f"{len(measures)} images, {len(results)} detections",
         )
 
-    def write_evaluation(self, evaluation: DetectionEvaluation, folder: Path) -> None:
+    def write_evaluation(self, evaluation: Evaluation, folder: Path) -> None:
         """Write results.json, too."""
-        write_json(folder / "results.json", evaluation.results, None)
+        results = [result for _, found in evaluation.measures for result in found]
+        write_json(folder / "results.json", results, None)
         super().write_evaluation(evaluation, folder)
 
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:

@@ -1,6 +1,7 @@
 """Evaluation of trained models of all tasks on labeled sets."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,22 +22,19 @@ class Evaluation:
     metrics: as in metrics.csv; None for those that the set does not define.
     lines: the scores as text, for the end of training and of an evaluation.
     counts: the number of images, and of what was found in them, as text.
-    readable: indices of the images. unreadable: one message for each of the others.
+    measures: `Predictor.measure` of the images. unreadable: one message for each of the others.
     """
 
     scores: dict[str, Any]
     metrics: dict[str, float | None]
     lines: list[str]
     counts: str
-    readable: list[int]
-    unreadable: list[str]
-
-    def summary(self) -> str:
-        """The most important metrics, for the line of an epoch; by default all."""
-        return "  ".join(f"{name} {format_score(value)}" for name, value in self.metrics.items())
+    measures: Sequence[Any] = ()
+    unreadable: Sequence[str] = ()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.counts}, {self.summary()})"
+        metrics = (f"{name} {format_score(value)}" for name, value in self.metrics.items())
+        return f"{type(self).__name__}({', '.join([self.counts, *metrics])})"
 
 
 def format_score(value: float | None) -> str:

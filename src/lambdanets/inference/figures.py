@@ -102,7 +102,7 @@ def overlay(image: Image.Image, labels: np.ndarray, objects: Detections, *, with
     size = (image.width * factor, image.height * factor)
     large = brighten(image.convert("RGB")).resize(size, Image.Resampling.BICUBIC)
     labels = labels.repeat(factor, 0).repeat(factor, 1)
-    boundaries = find_boundaries(np.pad(labels, 1), None)[1:-1, 1:-1]  # also at the edge of the image
+    boundaries = find_boundaries(np.pad(labels, 1), -1)[1:-1, 1:-1]  # also at the edge of the image
     tinted = _tint(large, labels, boundaries, _OPACITY if has_names else 0.0)
     if not has_names or not len(objects):
         return tinted
@@ -159,7 +159,7 @@ def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledIma
     for number, i in enumerate(shown, 1):
         axis = figure.add_subplot(num_rows, COLUMNS, number)
         axis.set_axis_off()
-        image, _ = images.load(predictions.readable[i])
+        image, _ = images.load(predictions.measures[i][0])
         prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
         truth = "" if is_correct[i] else f"\nis {classes[predictions.labels[i]]}"
         color = CORRECT_COLOR if is_correct[i] else WRONG_COLOR

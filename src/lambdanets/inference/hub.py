@@ -1,4 +1,4 @@
-"""Classifiers in timm's hub format, a folder of config.json, model.safetensors and README.md; and networks of timm.
+"""Classifiers in timm's hub format, a folder of config.json, model.safetensors and README.md.
 
 timm and this package load such folders as "local-dir:FOLDER" and, after an upload, as "hf-hub:USER/NAME".
 """
@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from huggingface_hub import HfApi
 from safetensors.torch import save
@@ -22,9 +21,7 @@ from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load
 from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.models import create_model
-from lambdanets.models.factory import ADOPTED_PREFIX
-from lambdanets.models.weights import CONFIG, HUB_WEIGHTS, copied, find_weights, read_weights, weights_in
+from lambdanets.models.weights import CONFIG, HUB_WEIGHTS, copied, find_weights, weights_in
 from lambdanets.records import read_json
 
 README = "README.md"
@@ -167,28 +164,3 @@ def push_to_hub(
         except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
             raise InputError(f"{repo_id} cannot be uploaded: {one_line(error)}") from error
         return f"{api.endpoint}/{repository}"
-
-
-def load_adopted(source: str, model: str | None = None, *, pretrained: bool = True) -> Classifier | nn.Module:
-    """Load a network of timm whose lambda layers are adopted; as a classifier, if it is in a folder.
-
-    The arguments are the options of `lambdanets adopt`. Raises InputError if the network has no lambda layers, or if a
-    layer cannot be replaced.
-    """
-    name, path = source.removeprefix(ADOPTED_PREFIX), Path(source)
-    is_name = timm.is_model(name) and not weights_in(path)  # a folder without weights hides no architecture
-    if is_name or (":" not in source and not path.exists()):
-        return create_model(f"{ADOPTED_PREFIX}{name}", pretrained)
-    if (found := find_weights(source)).is_hub_format:
-        classifier: Any = load(found, device="cpu")
-        if not adopted_layers(classifier.model):
-            got = f"{classifier.card.model} with none"
-            raise InputError(f"{source} must contain lambda layers that adopt knows, got {got}")
-        return classifier
-    if model is None:
-        raise InputError(f"model must be the name of the timm model whose weights are in {source}, got none")
-    name, tensors = model.removeprefix(ADOPTED_PREFIX), read_weights(found.file)[0]
-    head = str(timm.get_pretrained_cfg(name).classifier) if timm.is_model(name) else ""
-    # training code puts prefixes before names
-    count = next((len(x) for key, x in tensors.items() if f".{key}".endswith(f".{head}.weight")), None)
-    return create_model(f"{ADOPTED_PREFIX}{name}", found.file, num_classes=count)

@@ -1,6 +1,5 @@
 """Loading of trained models of any task, from weight files and from folders in timm's hub format."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,15 +10,16 @@ from timm.data import ImageNetInfo
 from torch import Tensor
 
 from lambdanets.adoption import adopt, foreign_layers
+from lambdanets.data.transforms import Preprocessing
 from lambdanets.device import resolve_device
-from lambdanets.errors import InputError, one_line
+from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
-from lambdanets.inference.model_card import ModelCard, read_card
+from lambdanets.inference.model_card import ClassifierCard, ModelCard, read_card
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
 from lambdanets.models.factory import ADOPTED_PREFIX, read_hub_config
 from lambdanets.models.weights import CONFIG, WeightSource, build_with_weights, find_weights, read_weights
-from lambdanets.records import read_json
+from lambdanets.records import read_json, reraise_as_input_error
 from lambdanets.registry import predictor_of
 
 
@@ -36,47 +36,41 @@ def load(path: str | os.PathLike[str] | WeightSource, *, device: str | torch.dev
     """
     resolved, source = resolve_device(device), find_weights(path)
     tensors, card = read_model(source)
+    if card is None:
+        raise InputError(f"{source.file} has no model card; use a weight file of a run, or create_model(NAME, FILE)")
     model_type: type[Predictor] = predictor_of(card.task)
     model = build_with_weights(lambda: model_type.build(card, len(card.classes)), tensors, source.name)
     model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
     return model_type(model.to(resolved).eval(), card)
 
 
-def read_model(source: WeightSource) -> tuple[dict[str, Tensor], ModelCard]:
-    """Read the weights of a source and their card. Raises InputError if it has none."""
-    tensors, metadata = read_source(source)
-    card, folder = read_card(source.file, metadata), source.file.parent
+def read_model(source: WeightSource) -> tuple[dict[str, Tensor], ModelCard | None]:
+    """Read the weights of a source, and their card, or None if the file has none.
+
+    A network of timm with lambda layers, in timm's hub format, is named "timm/NAME", and its tensors are those after
+    `adopt`. The recipe of a run is that of recipe.json, since weight files do not name the data of the user.
+    """
+    tensors, metadata = read_weights(source.file)
+    card = read_card(source.file, metadata) if "lambdanets" in metadata else None
+    folder = source.file.parent
+    if source.is_hub_format:
+        config, name, options = read_hub_config(folder)
+        options = {**options, "num_classes": config.get("num_classes")}
+        network = build_with_weights(lambda: create_model(name, **options), tensors, str(folder))
+        if card is None:
+            with reraise_as_input_error(f"{folder / CONFIG} is not a configuration of timm"):
+                card = card_from_config(config, name, options)
+        if foreign_layers(network):
+            adopt(network)
+            name = f"{ADOPTED_PREFIX}{name}"
+        return network.state_dict(), replace(card, model=name)
     recipe = (folder.parent if folder.name == "checkpoints" else folder) / RECIPE
-    if recipe.is_file():  # weight files do not name the data of the user
+    if card is not None and recipe.is_file():
         card = replace(card, recipe=read_json(recipe, dict[str, Any]))
     return tensors, card
 
 
-def read_source(source: WeightSource) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and metadata of a weight file.
-
-    A folder in timm's hub format is converted: a network of timm with lambda layers is named "timm/NAME", and its
-    tensors are those after `adopt`.
-    """
-    tensors, metadata = read_weights(source.file)
-    if not source.is_hub_format:
-        return tensors, metadata
-    folder = source.file.parent
-    config, name, options = read_hub_config(folder)
-    options = {**options, "num_classes": config.get("num_classes")}
-    network = build_with_weights(lambda: create_model(name, **options), tensors, str(folder))
-    try:
-        own_card = metadata.get("lambdanets")
-        card = {**(json.loads(own_card) if own_card else card_from_config(config, name, options)), "model": name}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{folder / CONFIG} is not a configuration of timm: {one_line(error)}") from error
-    if foreign_layers(network):
-        adopt(network)
-        card["model"] = f"{ADOPTED_PREFIX}{name}"
-    return network.state_dict(), {"lambdanets": json.dumps(card)}
-
-
-def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> ClassifierCard:
     """Return a model card for timm's configuration. 1000 classes without names are assumed to be those of ImageNet."""
     channels, height, width = config["input_size"]
     if height != width:
@@ -89,12 +83,11 @@ def card_from_config(config: Mapping[str, Any], name: str, options: Mapping[str,
     if isinstance(classes, dict):  # by index, which JSON may have sorted as text
         classes = [classes[index] for index in sorted(classes, key=int)]
     shared = {name: config[name] for name in ("mean", "std", "crop_pct", "interpolation")}
-    return {
-        "task": "classification",
-        "model": name,
-        "classes": list(classes),
-        "model_options": {key: value for key, value in options.items() if key not in ("in_chans", "num_classes")},
-        "stretch": False,
-        "preprocessing": {"image_size": height, "channels": channels} | shared,
-        "recipe": {},
-    }
+    return ClassifierCard(
+        model=name,
+        classes=tuple(classes),
+        model_options={key: value for key, value in options.items() if key not in ("in_chans", "num_classes")},
+        stretch=False,
+        preprocessing=Preprocessing(image_size=height, channels=channels, **shared),
+        recipe={},
+    )

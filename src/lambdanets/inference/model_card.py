@@ -174,11 +174,9 @@ def make_card(card_type: type[Card], recipe: Any, /, classes: Any, **others: Any
 def read_card(source: str | Path, metadata: Mapping[str, Any]) -> ModelCard:
     """Parse the card in the metadata of a weight file. source: for messages.
 
-    Raises InputError if it has none, one of an unknown task, or one without a field: the default of a later version
-    could be another one.
+    Raises InputError if its task is unknown, or if it lacks a field: the default of a later version could be another
+    one.
     """
-    if "lambdanets" not in metadata:
-        raise InputError(f"{source} has no model card; use a weight file of a run, or create_model(NAME, FILE)")
     content, problem = metadata["lambdanets"], f"{source} has no valid model card"
     fields = parse_json(content, dict[str, Any], problem)
     if (entry := task_entry(fields.get("task"))) is None:

@@ -5,7 +5,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -191,9 +191,7 @@ class Predictor(ABC):
         """
 
     def evaluate(self, *, batch_size: int | None = None, workers: int = 0) -> "Evaluation":
-        """Return the scores on `images`, by default those of `evaluator()`. Raises InputError if all are unreadable."""
-        if self.images is None:
-            return self.evaluator().evaluate(batch_size=batch_size, workers=workers)
+        """Return the scores on `images`, which `evaluator` opens. Raises InputError if all are unreadable."""
         measures: list[Any] = []
         unreadable: list[str] = []
         with self.batches(batch_size=batch_size or self.default_batch_size, workers=workers) as batches:
@@ -202,7 +200,7 @@ class Predictor(ABC):
                 measures += self.measure(batch)
         if not measures:
             raise InputError(f"none of the {len(self.images)} images could be read; the first: {unreadable[0]}")
-        return self.score(measures, unreadable)
+        return replace(self.score(measures), measures=measures, unreadable=unreadable)
 
     # Training validates with these three: images are measured in one process or in several; a score takes all measures.
 
@@ -215,7 +213,7 @@ class Predictor(ABC):
         """Return a tuple for each readable image of a batch, its index first, that can be pickled."""
 
     @abstractmethod
-    def score(self, measures: list[Any], unreadable: list[str]) -> "Evaluation":
+    def score(self, measures: list[Any]) -> "Evaluation":
         """Return the scores of measures, which are in the order of the images."""
 
     def draw(self, evaluation: Any, folder: Path) -> None:  # noqa: B027 - a task may have no figures

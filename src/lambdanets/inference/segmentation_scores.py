@@ -58,17 +58,16 @@ def summarize(counts: Iterable[ImageCounts], classes: Sequence[str]) -> dict[str
     return {score: _mean(row[score] for row in rows[1:]) for score in SCORES} | {"classes": rows}
 
 
-def find_boundaries(labels: np.ndarray, ignored: int | None = IGNORED) -> np.ndarray:
+def find_boundaries(labels: np.ndarray, ignored: int = IGNORED) -> np.ndarray:
     """Return the boundary pixels of a mask or label image, bool (H, W): those with a neighbor of another label.
 
-    Neighbors are above, below, left and right. Ignored pixels and the edge of the image make no boundary.
+    Neighbors are above, below, left and right. Ignored pixels (-1 for none) and the edge of the image make no boundary.
     """
     boundary = np.zeros(labels.shape, bool)
-    known = np.ones(labels.shape, bool) if ignored is None else labels != ignored
-    for first, second in (((slice(-1),), (slice(1, None),)), ((..., slice(-1)), (..., slice(1, None)))):
-        differ = (labels[first] != labels[second]) & known[first] & known[second]
-        boundary[first] |= differ
-        boundary[second] |= differ
+    for pixels, values in ((boundary, labels), (boundary.T, labels.T)):
+        differ = (values[1:] != values[:-1]) & (values[1:] != ignored) & (values[:-1] != ignored)
+        pixels[1:] |= differ
+        pixels[:-1] |= differ
     return boundary
 
 

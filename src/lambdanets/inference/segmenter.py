@@ -123,7 +123,7 @@ class Segmenter(CocoPredictor):
             for index, found in zip(batch.indices.tolist(), self.infer_tensors(batch.images), strict=True)
         ]
 
-    def score(self, measures: list[Any], unreadable: list[str]) -> Evaluation:
+    def score(self, measures: list[Any]) -> Evaluation:
         scores = summarize(((pixels, f1s) for _, pixels, f1s in measures), self.classes)
         rows = (*scores["classes"], scores | {"name": "mean without background"})
         table = [[row["name"], *(format_score(row[score]) for score in SCORES)] for row in rows]
@@ -132,8 +132,6 @@ class Segmenter(CocoPredictor):
             metrics={name: scores[name] for name in SCORES},
             lines=text_table([["class", *SCORES], *table]).splitlines(),
             counts=f"{len(measures)} images",
-            readable=[index for index, *_ in measures],
-            unreadable=unreadable,
         )
 
     def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:

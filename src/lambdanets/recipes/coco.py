@@ -5,7 +5,7 @@ for 130,000 steps, this recipe for 281 epochs (129,822 steps). Variants, with bo
 coco_lambda101 (49.4, 43.5); coco_lambda152, the same as coco (50.0, 43.9); ResNet baselines without
 squeeze-and-excitation, coco_plain101 (48.2, 42.6) and coco_plain152 (48.9, 43.2); ResNet baselines with
 squeeze-and-excitation, coco_se101 (48.5, 42.8) and coco_se152 (49.4, 43.5).
-Not run in full; --quicktest runs the same code on scattered digits in a minute on two CPU cores.
+Not run in full; --quicktest runs the same code for a few steps on small scattered digits.
 Run: lambdanets train coco --data TRAIN --images FOLDER --validation-data VALIDATION --devices 8 --run DIR
 """
 
@@ -17,8 +17,6 @@ NUM_IMAGES, BATCH_SIZE, NUM_STEPS = 118_287, 256, 130_000
 STEPS_PER_EPOCH = NUM_IMAGES // BATCH_SIZE
 
 recipe = DetectionRecipe(
-    images="",
-    validation_data="",
     model="lambda_resnet152",
     sync_batch_norm=True,
     jitter=(0.1, 2.0),

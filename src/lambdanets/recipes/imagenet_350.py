@@ -5,7 +5,7 @@ Batch size 4096: 128 images per device on 32 devices, or 64 on 64 devices. Accor
 20 has a variant named by depth and image size, such as imagenet_350_152_256 (83.8%). imagenet_350 is LambdaResNet-50 at
 128x128 (77.4%). The largest variants (350_288, 350_320 and 420_320) hold out 2% of the training images for early
 stopping and use the best epoch's weights. The paper does not give the patience; here it is 20 epochs.
-Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
+Not run in full; --quicktest runs the same code for a few steps on small scanned digits.
 Run: lambdanets train imagenet_350_152_256 --data SHARDS --devices 8 --run DIR
 """
 

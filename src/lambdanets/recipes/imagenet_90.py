@@ -5,7 +5,7 @@ training time; estimate it with --dry-run. The variants are the patterns of Tabl
 stages c2, c3, c4 and c5, where C means that its blocks use convolutions and L that they use lambda layers.
 imagenet_90_cccc is ResNet-50 (76.9%), imagenet_90_llll is the same as imagenet_90 (78.4%), and imagenet_90_u4 has
 intra-depth 4 and scope 7 (78.9%).
-Not run in full; --quicktest runs the same code on scanned digits in a minute on two CPU cores.
+Not run in full; --quicktest runs the same code for a few steps on small scanned digits.
 Run: lambdanets train imagenet_90 --data SHARDS --devices 8 --run DIR
 """
 

@@ -11,8 +11,6 @@ from dataclasses import replace
 from lambdanets.tasks.recipes import DetectionRecipe
 
 recipe = DetectionRecipe(
-    images="",
-    validation_data="",
     model="lambda_resnet20_small",
     model_options={"small_images": False},
     image_size=384,

@@ -10,8 +10,6 @@ from dataclasses import replace
 from lambdanets.tasks.recipes import SegmentationRecipe
 
 recipe = SegmentationRecipe(
-    images="",
-    validation_data="",
     epochs=20,
     jitter=(0.7, 1.4),
     rotate=True,

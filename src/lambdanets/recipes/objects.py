@@ -7,8 +7,6 @@ Run: lambdanets train objects --data TRAIN --images FOLDER --validation-data VAL
 from lambdanets.tasks.recipes import DetectionRecipe
 
 recipe = DetectionRecipe(
-    images="",
-    validation_data="",
     model="lambda_resnet20_small",
     model_options={"small_images": False},
     image_size=512,

@@ -7,8 +7,6 @@ Run: lambdanets train regions --data TRAIN --images FOLDER --validation-data VAL
 from lambdanets.tasks.recipes import SegmentationRecipe
 
 recipe = SegmentationRecipe(
-    images="",
-    validation_data="",
     jitter=(0.7, 1.4),
     clip_gradient=10.0,
     batch_norm_momentum=0.01,

@@ -1,10 +1,8 @@
 """The classification task: data, model and loss."""
 
 import functools
-import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -24,8 +22,6 @@ from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models.weights import find_weights
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training.task import Task
-
-QUICKTEST_IMAGES = 12
 
 
 class ClassificationTask(Task):
@@ -60,26 +56,12 @@ class ClassificationTask(Task):
             return recipe
         card = read_model(find_weights(recipe.weights))[1]
         if not isinstance(card, ClassifierCard):
-            raise InputError(f"weights must be those of a classifier if no model is given, got a {card.task} model")
+            got = "a file without a model card" if card is None else f"a {card.task} model"
+            raise InputError(f"weights must be those of a classifier if no model is given, got {got}")
         options: dict[str, Any] = card.model_options | recipe.model_options
         given = asdict(recipe.preprocessing).items()
         own = {name: value for name, value in given if value != getattr(Preprocessing, name)}
         return replace(recipe, model=card.model, model_options=options, **asdict(card.preprocessing) | own)
-
-    @classmethod
-    def quicktest(cls, recipe: Any, folder: Path) -> Any:
-        """Return the recipe with few small digits, no initial weights, and the smallest model of its family."""
-        return replace(
-            super().quicktest(recipe, folder),
-            data="digits",
-            data_root=None,
-            weights=None,
-            training_images=QUICKTEST_IMAGES,
-            validation_share=0.02,
-            hold_out=min(recipe.hold_out, 0.02),
-            model=re.sub(r"^lambda_resnet\d+$", "lambda_resnet50", recipe.model) or "lambda_resnet20_small",
-            image_size=min(recipe.image_size, 32),
-        )
 
     def batches(self, **options: Any) -> ImageBatches:
         return ImageBatches(self.training, make_transform(self.recipe), **options)

@@ -23,9 +23,6 @@ from lambdanets.models.weights import find_weights
 from lambdanets.tasks.recipes import CocoRecipe
 from lambdanets.training.task import Task
 
-QUICKTEST_IMAGES, QUICKTEST_SIZE = 8, 64
-DIGITS = {"data": "digits", "images": None, "validation_data": None, "validation_images": None}
-
 
 class CocoTask(Task):
     """Opens and identifies the data."""
@@ -67,16 +64,10 @@ class CocoTask(Task):
     def resolve(cls, recipe: Any) -> Any:
         """Return the recipe with `stretch` if the model of its initial weights stretches images."""
         if recipe.weights is not None and not recipe.stretch:
-            with suppress(InputError):  # weights without a card, or of a resumed run, which needs none
+            with suppress(InputError):  # of weights that a resumed run does not need, and may be missing
                 card = read_model(find_weights(recipe.weights))[1]
-                recipe = replace(recipe, stretch=card.stretch)
+                recipe = replace(recipe, stretch=card is not None and card.stretch)
         return recipe
-
-    @classmethod
-    def quicktest(cls, recipe: Any, folder: Path) -> Any:
-        """Return the recipe with few small images of scattered digits, too."""
-        small = {"image_size": min(recipe.image_size, QUICKTEST_SIZE), "training_images": QUICKTEST_IMAGES}
-        return replace(super().quicktest(recipe, folder), **small, **DIGITS)
 
     @staticmethod
     @abstractmethod

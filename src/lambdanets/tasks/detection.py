@@ -1,9 +1,6 @@
 """The detection task: data, augmentation, model and losses."""
 
 import random
-import re
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -103,21 +100,6 @@ class DetectionTask(CocoTask):
 
     recipe: DetectionRecipe
     model: MaskRCNN
-
-    @classmethod
-    def quicktest(cls, recipe: DetectionRecipe, folder: Path) -> DetectionRecipe:
-        """Return the recipe with the smallest backbone of its family and narrow heads, too."""
-        small = replace(
-            recipe,
-            model=re.sub(r"^(lambda_resnet|resnetrs)\d+(?=$|_plain$|_c4$)", r"\g<1>50", recipe.model),
-            pyramid_channels=16,
-            box_layers=(min(recipe.box_layers[0], 1), 32),
-            mask_layers=min(recipe.mask_layers, 1),
-            proposals=40,
-            sampled_regions=16,
-            max_detections=10,
-        )
-        return super().quicktest(small, folder)
 
     def largest_example(self, batches: Batches) -> tuple[Tensor, Target]:
         """Return the image with the most objects, as large as others can make it by padding.

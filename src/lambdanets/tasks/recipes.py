@@ -63,9 +63,9 @@ class CocoRecipe(TrainingRecipe, Normalization):
 
     data: str = ""
     """Training annotations: a JSON file in COCO format, or 'digits' for scanned digits scattered over images."""
-    images: str | None = None
-    """Training images: a folder or an uncompressed tar."""
-    validation_data: str | None = None
+    images: str | None = ""
+    """Training images: a folder or an uncompressed tar. None with --data digits."""
+    validation_data: str | None = ""
     """Validation annotations: a JSON file in COCO format. Not used with --data digits."""
     validation_images: str | None = None
     """Validation images: a folder or an uncompressed tar. If none, they are looked up in --images."""
@@ -83,12 +83,11 @@ class CocoRecipe(TrainingRecipe, Normalization):
     def __post_init__(self) -> None:
         for name in ("images", "validation_data", "validation_images"):
             value = getattr(self, name)
-            if self.data == "digits" and value == "":  # a path that recipes such as objects ask for
-                object.__setattr__(self, name, None)
-            elif self.data == "digits" and value is not None:
+            if self.data == "digits" and value:
                 raise InputError(f"{name} must not be set with data 'digits', which has its own images, got {value!r}")
-            if self.data not in ("digits", "") and value is None and name != "validation_images":
-                raise InputError(f"{name} must be set with data {self.data!r}, got none")
+            if not value:  # "" must be given
+                is_optional = self.data == "digits" or name == "validation_images"
+                object.__setattr__(self, name, None if is_optional else "")
 
 
 @record

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from lambdanets.files import nfc
-from lambdanets.inference.loading import read_source
-from lambdanets.inference.model_card import read_card
+from lambdanets.inference.loading import read_model
 from lambdanets.layers import RelativeEmbedding
 from lambdanets.models.weights import find_weights, load_tensors, match_names
 from lambdanets.registry import predictor_of
@@ -30,11 +29,8 @@ def load_initial_weights(model: Any, weights: str, classes: Sequence[str]) -> di
     Returns the SHA-256 of the file, and its name without the path to it.
     """
     path, source = Path(weights), find_weights(weights)
-    tensors, metadata = read_source(source)
-    classes_differ = False
-    if "lambdanets" in metadata:
-        trained_classes = read_card(source.file, metadata).classes
-        classes_differ = [*map(nfc, trained_classes)] != [*map(nfc, classes)]
+    tensors, card = read_model(source)
+    classes_differ = card is not None and [*map(nfc, card.classes)] != [*map(nfc, classes)]
     backbone = getattr(model, "BACKBONE", "")
     head = None if backbone else model.get_classifier()
     heads = model.HEADS if backbone else [name for name, module in model.named_modules() if module is head]

@@ -31,7 +31,7 @@ class TrainingModule(LightningModule):
 
     batch_slice: the images of each global batch that this rank computes, and its accumulation
     steps. validation_metrics: metrics of the last validation, the same on all ranks; empty if no
-    image was readable. validation_summary: the most important ones, as text.
+    image was readable.
     """
 
     def __init__(self, task: Task, steps_per_epoch: int, batch_slice: BatchSlice | None = None) -> None:
@@ -41,7 +41,6 @@ class TrainingModule(LightningModule):
         self.batch_slice = batch_slice or BatchSlice()
         self._num_micro_batches = self.batch_slice.world_size * self.batch_slice.accumulation_steps  # per step
         self.validation_metrics: dict[str, float] = {}
-        self.validation_summary = ""
         self._evaluator = task.evaluator(task.validation)
         self._measures: list[Any] = []  # of the validation images of this rank
         self._num_images = 0  # of the last micro-batch
@@ -114,16 +113,14 @@ class TrainingModule(LightningModule):
     def on_validation_epoch_end(self) -> None:
         measures = all_gather_lists(self._measures)
         self._measures = []
-        scored = broadcast_from_rank_zero(lambda: self._score(measures))
-        self.validation_metrics, self.validation_summary = scored
+        self.validation_metrics = broadcast_from_rank_zero(lambda: self._score(measures))
 
-    def _score(self, measures: list[Any]) -> tuple[dict[str, float], str]:
+    def _score(self, measures: list[Any]) -> dict[str, float]:
         if not measures:
-            return {}, ""
-        evaluation = self._evaluator.score(sorted(measures, key=itemgetter(0)), [])
+            return {}
+        evaluation = self._evaluator.score(sorted(measures, key=itemgetter(0)))
         # None if no readable image has objects
-        metrics = {name: math.nan if x is None else x for name, x in evaluation.metrics.items()}
-        return metrics, evaluation.summary()
+        return {name: math.nan if x is None else x for name, x in evaluation.metrics.items()}
 
     def configure_optimizers(self) -> dict[str, Any]:
         recipe = self.recipe

@@ -115,7 +115,8 @@ class RunLog(Callback):
             loss, speed, waiting = (self.points("train", name)[-1][1] for name in names)
             epoch = f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}"
             end = f"  {waiting:.0%} waiting for data" if waiting >= 0.1 else ""
-            echo(f"{epoch}  loss {loss:.3f}  {module.validation_summary}  {speed:.0f} images/s{end}")
+            metrics = "  ".join(f"val {name} {value:.4f}" for name, value in module.validation_metrics.items())
+            echo(f"{epoch}  loss {loss:.3f}  {metrics}  {speed:.0f} images/s{end}")
 
     def _gather(self) -> list[float]:
         """Collect the messages of all ranks; return the sums over ranks. On a GPU, this waits for its steps."""

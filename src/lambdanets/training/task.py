@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -54,24 +53,6 @@ class Task(ABC):
     def resolve(cls, recipe: Any) -> Any:
         """Return the recipe with missing fields filled in from its initial weights."""
         return recipe
-
-    @classmethod
-    def quicktest(cls, recipe: Any, folder: Path) -> Any:
-        """Return a recipe that trains in less than a minute on two CPU cores, for --quicktest.
-
-        Here it gets few epochs and a small batch; each task adds few and small images, which it may write into a new
-        folder. Augmentation, schedule, EMA, precision, hold-out and early stopping stay those of the recipe.
-        """
-        batch_size = 4
-        return replace(
-            recipe,
-            epochs=2,
-            batch_size=batch_size,
-            warmup_epochs=min(recipe.warmup_epochs, 0.5),
-            learning_rate=recipe.learning_rate * batch_size / recipe.batch_size,
-            workers=min(recipe.workers, 1),
-            checkpoint_every=2,
-        )
 
     @abstractmethod
     def batches(self, **options: Any) -> Batches:
