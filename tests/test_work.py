@@ -23,12 +23,7 @@ ALL_SIGNALS = pytest.mark.parametrize("signum", signals.SIGNALS, ids=lambda sign
 
 
 def open_folder(path, **fields):
-    return WorkFolder(path, read_identity=read_identity, **fields).open()
-
-
-def read_identity(folder):
-    path = folder / "work.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    return WorkFolder(path, file="work.json", **fields).open()
 
 
 def hold_lock(folder, ready, worker):

@@ -61,7 +61,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         # A finished run reads no paths, and the weights of a resumed one are in its checkpoint: others would silently
         # not be used. It reads its data, and recognizes it even if it was moved.
         identity = recipe.identity(*(recipe.PATHS if finished else ("weights",)))
-        run_folder = WorkFolder(folder, identity, _read_fields)
+        run_folder = WorkFolder(folder, identity, RECIPE)
         if finished:  # the folder may be read-only
             broadcast_from_rank_zero(run_folder.is_started)
             if world.is_rank_zero:
@@ -71,10 +71,6 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
             _train(*prepare(recipe, world, folder), folder, world)
         advice = "remove it and run the command with --resume to write it again"
         return read_json(folder / RESULT, dict[str, Any], advice) if world.is_rank_zero else {}
-
-
-def _read_fields(folder: Path) -> dict[str, Any] | None:
-    return read_recipe(folder / RECIPE).fields() if (folder / RECIPE).is_file() else None
 
 
 def dry_run(recipe: TrainingRecipe) -> list[str]:
