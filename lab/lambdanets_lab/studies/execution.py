@@ -10,9 +10,9 @@ from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import read_json, reraise_as_input_error, write_json
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
+from lambdanets.training.callbacks import METRICS
 from lambdanets.training.distributed import World
 from lambdanets.training.report import RESULT
-from lambdanets.training.run_log import METRICS
 from lambdanets.work import InUseError, WorkFolder
 from lambdanets_lab.studies.catalog import STUDIES, Variant, variant_labels
 
