@@ -130,12 +130,12 @@ class RunLog(Callback):
         return [sum(column) for column in zip(*(sums for sums, _ in by_rank), strict=True)]
 
     def _add_training_row(self, trainer: Trainer, module: TrainingModule) -> None:
-        module.check_finite()
         images, *sums = self._gather()
         if not images:
             return
         self._sums.zero_()
         means = {name: x / images for name, x in zip(self._task.TRAINING_METRICS, sums, strict=True)}
+        module.check_finite(means["loss"])
         seconds = max(time.perf_counter() - self._started, 1e-9)
         speed = {
             "images_per_second": self._images / seconds,

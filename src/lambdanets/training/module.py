@@ -92,17 +92,18 @@ class TrainingModule(LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.batch_end = time.perf_counter()
 
-    def check_finite(self) -> None:
-        """Raise InputError if weights or statistics are not finite, or gradients at no scale are. On a GPU, this waits.
+    def check_finite(self, loss: float = 0.0) -> None:
+        """Raise InputError if weights, statistics or a loss are not finite, or gradients at no scale. A GPU waits.
 
-        A loss or gradient with NaN or inf makes weights so, except with 16-mixed, whose scaler skips
-        the step and reduces its scale; but batch norm has the statistics of the skipped step.
+        A gradient with NaN or inf makes weights so, except with 16-mixed, whose scaler skips a step
+        with such a loss or gradient and reduces its scale; but batch norm has the statistics of the skipped step.
         """
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # of 16-mixed
         statistics = [buffer for norm in _norms(self.model) for buffer in norm.buffers() if buffer.is_floating_point()]
         tensors = [*(parameter.detach() for parameter in self.model.parameters()), *statistics]
         norm = torch.nn.utils.get_total_norm(tensors)
-        if not norm.isfinite() or (scaler is not None and scaler.get_scale() < _MIN_GRADIENT_SCALE):
+        is_finite = math.isfinite(loss) if scaler is None else scaler.get_scale() >= _MIN_GRADIENT_SCALE
+        if not (norm.isfinite() and is_finite):
             raise InputError(
                 f"the loss or a gradient became inf or nan before step {self.global_step}; lower learning_rate (now "
                 f"{self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
