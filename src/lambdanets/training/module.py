@@ -205,32 +205,27 @@ class StepStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = [buffer for norm in _norms(model) if norm.training for buffer in norm.buffers()]
-        self._before = self._read()
-        self._sum = torch.zeros_like(self._before)
-        self._images = 0
+        self._before = [buffer.clone() for buffer in self._buffers]
+        self._sums = [torch.zeros_like(buffer, dtype=torch.float64) for buffer in self._buffers]
+        self._images = torch.zeros(1, dtype=torch.float64, device=next(model.parameters()).device)
 
     def add(self, num_images: int) -> None:
         """Add the statistics after the forward pass of a micro-batch, which has no images if there was none."""
-        self._sum += num_images * self._read()
         self._images += num_images
-        self._write(self._before)
+        for buffer, before, total in zip(self._buffers, self._before, self._sums, strict=True):
+            total += num_images * buffer.double()
+            buffer.copy_(before)
 
     def finish(self) -> None:
         """Set the statistics to those of the step. Waits for the other ranks."""
-        sums = torch.cat([self._sum, self._sum.new_tensor([self._images])])
+        totals = [*self._sums, self._images]
+        flat = torch.cat([total.flatten() for total in totals])
         if dist.is_initialized():
-            dist.all_reduce(sums)
-        if sums[-1]:
-            self._write(sums[:-1] / sums[-1])
-
-    def _read(self) -> Tensor:
-        values = [buffer.detach().flatten().double() for buffer in self._buffers]
-        return torch.cat(values) if values else torch.zeros(0)
-
-    def _write(self, values: Tensor) -> None:
-        parts = values.split([buffer.numel() for buffer in self._buffers])
-        for buffer, part in zip(self._buffers, parts, strict=True):
-            buffer.detach().copy_(part.view_as(buffer))
+            dist.all_reduce(flat)
+        if flat[-1]:
+            *means, _ = (flat / flat[-1]).split([total.numel() for total in totals])
+            for buffer, mean in zip(self._buffers, means, strict=True):
+                buffer.copy_(mean.view_as(buffer))
 
 
 def _norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
