@@ -31,7 +31,7 @@ from pages import RESULTS, ROOT, Script, replace_section
 from lambdanets import cli
 from lambdanets.models.weights import read_weights
 from lambdanets.signals import handle_signals
-from lambdanets.training import run_log
+from lambdanets.training import callbacks
 from lambdanets_lab.markdown import markdown_table
 from lambdanets_lab.results import read_results, write_results
 
@@ -170,10 +170,10 @@ def read_outputs(out: Path, with_times: tuple[str, ...] = ()) -> dict[str, Any]:
         if path.name == "best.ckpt":
             state = read_weights(path)[1]["state_dict"]
             contents[name] = {key: tensor.numpy().tobytes() for key, tensor in state.items()}
-        elif path.name == run_log.METRICS:
+        elif path.name == callbacks.METRICS:
             with path.open(newline="") as file:
                 rows = list(csv.DictReader(file))
-            contents[name] = [{k: v for k, v in row.items() if k not in run_log.SPEED} for row in rows]
+            contents[name] = [{k: v for k, v in row.items() if k not in callbacks.SPEED} for row in rows]
         elif "tensorboard" not in path.parts:
             is_ignored = path.suffix in (".png", ".ckpt") or path.name in with_times
             contents[name] = b"" if is_ignored else path.read_bytes()

@@ -7,7 +7,7 @@ import pytest
 
 from lambdanets import progress
 from lambdanets.progress import Progress, track
-from lambdanets.training import run, run_log
+from lambdanets.training import callbacks, run
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_terminal_shows_one_line_that_changes(capsys, monkeypatch):
 
 
 def test_training_prints_epoch_step_loss_and_speed(frequent_lines, quick, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run_log, "STEPS_PER_ROW", 1)
+    monkeypatch.setattr(callbacks, "STEPS_PER_ROW", 1)
     run.start(quick, tmp_path / "run")
     output = capsys.readouterr().err
     assert re.search(r"^epoch [123]/3: \d+ of \d+ steps, .* loss \d+\.\d+, .*images/s", output, flags=re.MULTILINE)

@@ -11,7 +11,6 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
@@ -25,12 +24,12 @@ from lambdanets.data.shards import SHARD_LIST, UNLABELED, Shard, ShardList, pars
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, encode_utf8
 from lambdanets.progress import Progress
-from lambdanets.records import read_json, write_json
+from lambdanets.records import write_json
 from lambdanets.signals import check_signals
 from lambdanets.work import WorkFolder
 from lambdanets_lab.shard_checks import inspect_tar
 
-_OPTIONS = ".writing.json"  # options of unfinished shards
+_OPTIONS = ".options.json"  # those that the shards were written with
 _reading = threading.Lock()  # image sets are not made for several threads
 
 
@@ -76,7 +75,7 @@ def write_shards(
         "seed": seed,
         "check_images": check_images,
     }
-    folder = WorkFolder(out, options, _read_identity)
+    folder = WorkFolder(out, options, _OPTIONS)
     if folder.is_started() and (out / SHARD_LIST).is_file():
         return read_shard_list(str(out))
     for name, split in splits.items():
@@ -87,15 +86,7 @@ def write_shards(
         shards, unreadable = _write_all(splits, out, check_images, threads, max_unreadable)
         content = ShardList(classes, shards, options | {"unreadable": unreadable})
         write_json(out / SHARD_LIST, asdict(content))
-        (out / _OPTIONS).unlink()
     return content
-
-
-def _read_identity(out: Path) -> dict[str, Any] | None:
-    if (out / SHARD_LIST).is_file():
-        return read_shard_list(str(out)).metadata or None
-    path = out / _OPTIONS
-    return read_json(path, dict[str, Any], f"remove {out}") if path.is_file() else None
 
 
 def _plan(

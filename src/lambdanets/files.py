@@ -32,13 +32,12 @@ _OUTPUTS = (
 
 
 @contextmanager
-def atomic_open(path: Path, backup: Path | None = None) -> Iterator[BinaryIO]:
+def atomic_open(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces `path` after the block; if the block raises, `path` is unchanged.
 
     The bytes are written to a hidden file in the same folder, which is synced and then renamed. A
     killed process leaves it, and the next write of the same file replaces it; so only one process at
-    a time may write a file. OSErrors have `path` as their file name. backup: new path of an existing
-    file at `path`, if any.
+    a time may write a file. OSErrors have `path` as their file name.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     with uninterrupted():  # outside of this block a signal would end the process and leave the hidden file
@@ -47,8 +46,6 @@ def atomic_open(path: Path, backup: Path | None = None) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            if backup is not None and path.is_file():
-                path.replace(backup)
             unfinished.replace(path)
         except BaseException as error:
             unfinished.unlink(missing_ok=True)

@@ -45,8 +45,7 @@ class Progress(tqdm):
         return tqdm.format_meter(*args, **options).replace("s/ ", " s/", 1)
 
     def note(self, note: str, label: str = "") -> None:
-        """Set a text about the current item, and a label. Raises KeyboardInterrupt if a signal has arrived."""
-        check_signals()
+        """Set a text about the current item, and a label."""
         if label:
             self.set_description_str(printable(label), refresh=False)
         self.set_postfix_str(printable(note), refresh=self._is_terminal)

@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 
 from lambdanets.errors import InputError
 from lambdanets.files import encode_utf8, is_hidden
-from lambdanets.records import reraise_as_input_error
+from lambdanets.records import read_json, reraise_as_input_error
 from lambdanets.signals import uninterrupted
 
 LOCK = ".lock"
@@ -59,14 +59,15 @@ class WorkFolder:
     """An output folder, which may be new, empty, or have unfinished or finished output of the same work.
 
     identity: the options and inputs on which the output depends, by name.
-    read_identity: reads the identity from an existing folder; returns None if the folder has no such output.
+    file: name of the JSON file, in a folder with such output, that has the identity and perhaps more; "" if there is
+        no file, so that the folder must be new or empty.
 
     Hidden files and empty sub-folders are ignored.
     """
 
     path: Path
     identity: Mapping[str, Any] = field(default_factory=dict)
-    read_identity: Callable[[Path], Mapping[str, Any] | None] = lambda folder: None
+    file: str = ""
 
     def is_started(self) -> bool:
         """Whether the folder has output of the same identity. Raises InputError if it has other output or files."""
@@ -74,14 +75,16 @@ class WorkFolder:
             if self.path.exists():
                 raise InputError(f"{self.path} must be a folder, got a file; choose another path")
             return False
-        existing = self.read_identity(self.path)
-        if existing is None:
+        if not self.file or not (self.path / self.file).is_file():
             if foreign := sorted(entry.name for entry in self.path.iterdir() if not _is_ignored(entry)):
                 advice = "choose another folder, or remove it if you do not need it"
                 raise InputError(f"{self.path} is not empty, it has {foreign[0]}; {advice}")
             return False
-        if differing := describe_differences(existing, self.identity):
-            raise InputError(f"{differing}, as in {self.path}; choose another folder")
+        if self.identity:
+            existing = read_json(self.path / self.file, dict[str, Any], "choose another folder")
+            expected = json.loads(json.dumps(self.identity))  # as read from JSON, without tuples
+            if differing := describe_differences(existing, expected):
+                raise InputError(f"{differing}, as in {self.path}; choose another folder")
         return True
 
     @contextlib.contextmanager

@@ -16,7 +16,7 @@ from torch.multiprocessing import start_processes
 
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.tasks.classification import ClassificationTask
-from lambdanets.training import run, run_log
+from lambdanets.training import callbacks, run
 from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
@@ -56,7 +56,7 @@ def read_metrics(folder, *splits):
     """The rows of metrics.csv, by default of both splits, without the columns of speed and memory."""
     with (folder / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["split"] in splits or not splits]
-    return [{name: value for name, value in row.items() if name not in run_log.SPEED} for row in rows]
+    return [{name: value for name, value in row.items() if name not in callbacks.SPEED} for row in rows]
 
 
 def assert_same_result(expected, actual):

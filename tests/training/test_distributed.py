@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -32,6 +31,7 @@ from training.runs import (
     classification_task,
     exit_codes,
     free_port,
+    resume,
     run_on_two_ranks,
     train_on_ranks,
 )
@@ -126,15 +126,9 @@ def test_elastic_restart_is_bit_identical(uninterrupted, tmp_path):
 @pytest.mark.forks
 def test_run_of_two_ranks_resumes_with_one(uninterrupted, tmp_path):
     folder = tmp_path / "fewer"
-    shutil.copytree(uninterrupted, folder)
-    for name in ("result.json", "weights.safetensors"):
-        (folder / name).unlink()
-    recipe = read_recipe(folder / "recipe.json")
-    content = torch.load(folder / "checkpoints/before.ckpt", weights_only=True)
-    assert 0 < content["global_step"] < STEPS
-    (folder / "checkpoints/before.ckpt").replace(folder / "checkpoints/last.ckpt")
-    result = run.start(replace(recipe, data="digits"), folder)
-    assert result["processes"] == 1
+    assert 0 not in train_on_ranks(replace(DIGITS, **FIELDS), folder, 2, kill_at=7)
+    assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+    assert resume(folder)["processes"] == 1
     rows = (folder / "metrics.csv").read_text().splitlines()
     expected_rows = (uninterrupted / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[:3] for row in rows] == [row.split(",")[:3] for row in expected_rows]

@@ -78,6 +78,10 @@ def test_nan_ends_the_run_before_a_checkpoint_has_it(quick, tmp_path, monkeypatc
         with pytest.raises(InputError, match="became inf or nan before step 5; lower learning_rate"):
             resume(folder)
     assert (folder / "checkpoints/last.ckpt").read_bytes() == last
+    with monkeypatch.context() as patch:  # with finite gradients
+        patch.setattr(ClassificationTask, "losses", lambda *args: {k: v + math.inf for k, v in losses(*args).items()})
+        with pytest.raises(InputError, match="became inf or nan"):
+            resume(folder)
     with pytest.raises(InputError, match="the loss or a gradient became inf or nan"):
         run.start(replace(quick, learning_rate=1e30, warmup_epochs=0, optimizer="sgd"), tmp_path / "diverging")
 

@@ -15,9 +15,8 @@ from lambdanets.inference.evaluation import evaluate
 from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
 from lambdanets.records import write_json
-from lambdanets.signals import handle_signals
+from lambdanets.signals import handle_signals, uninterrupted
 from lambdanets.training import run
-from lambdanets.training.checkpoints import Interrupted
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
 from lambdanets.work import LOCK, InUseError
@@ -33,14 +32,19 @@ def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
     )
 
 
+def start_and_stop(recipe, folder):
+    """Start a run as the command does, which a signal stops."""
+    with handle_signals(), pytest.raises(KeyboardInterrupt), uninterrupted():
+        run.start(recipe, folder)
+
+
 def test_run_stopped_by_a_signal_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch):
     folder = tmp_path / "stopped"
     # the run has saved the step of the signal, unless it is the last one of an epoch
     for step, signum, saved in ((0, signal.SIGINT, 1), (4, signal.SIGTERM, 5), (8, signal.SIGUSR1, 6)):
         with monkeypatch.context() as patch:
             at_step(patch, step, lambda signum=signum: os.kill(os.getpid(), signum))
-            with handle_signals(), pytest.raises(Interrupted):
-                run.start(replace(quick, checkpoint_every=1000), folder)
+            start_and_stop(replace(quick, checkpoint_every=1000), folder)
         assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == saved
     resume(folder)
     assert_same_result(quick_run, folder)
@@ -56,8 +60,7 @@ def test_run_stopped_in_validation_resumes_bit_identically(quick, quick_run, tmp
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingModule, "validation_step", validation_step)
-        with pytest.raises(Interrupted):
-            run.start(quick, tmp_path / "stopped")
+        start_and_stop(quick, tmp_path / "stopped")
     resume(tmp_path / "stopped")
     assert_same_result(quick_run, tmp_path / "stopped")
 
@@ -80,20 +83,6 @@ def test_restarted_run_does_not_repeat_metrics(quick, quick_run, tmp_path, monke
     (tmp_path / "interrupted/checkpoints/last.ckpt").unlink()
     resume(tmp_path / "interrupted")
     assert_same_result(quick_run, tmp_path / "interrupted")
-
-
-def test_second_signal_stops_within_the_step(quick, tmp_path, monkeypatch):
-    old_handler = signal.getsignal(signal.SIGINT)
-
-    def send_two_signals():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        pytest.fail("the step was not interrupted")
-
-    at_step(monkeypatch, 1, send_two_signals)
-    with pytest.raises(Interrupted):
-        run.start(quick, tmp_path / "run")
-    assert signal.getsignal(signal.SIGINT) is old_handler
 
 
 def test_a_changed_folder_is_not_divided_again_by_evaluate(quick_run, tmp_path, capsys):
@@ -152,12 +141,13 @@ def test_a_run_with_other_data_or_weights_is_refused_and_unchanged(interrupted, 
     assert_same_result(quick_run, folder)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "text", "only weights", "another recipe", "a missing tensor"])
-def test_rejects_a_damaged_last_ckpt_without_before_ckpt(interrupted, damage, tmp_path):
+@pytest.mark.parametrize(
+    "damage", ["truncated", "empty", "text", "one byte", "only weights", "another recipe", "a missing tensor"]
+)
+def test_rejects_a_damaged_last_ckpt(interrupted, damage, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")
     recipe = read_recipe(folder / "recipe.json")
     path = folder / "checkpoints/last.ckpt"
-    (folder / "checkpoints/before.ckpt").unlink()
     original = path.read_bytes()
     if damage == "only weights":
         torch.save({"state_dict": {"x": torch.zeros(1)}}, path)
@@ -168,20 +158,19 @@ def test_rejects_a_damaged_last_ckpt_without_before_ckpt(interrupted, damage, tm
         del content["state_dict"]["model.fc.bias"]
         torch.save(content, path)
     else:
-        path.write_bytes({"truncated": original[: len(original) // 2], "empty": b"", "text": b"hello"}[damage])
+        middle = len(original) // 2
+        one_byte = original[:middle] + bytes([original[middle] ^ 255]) + original[middle + 1 :]
+        damaged = {"truncated": original[:middle], "empty": b"", "text": b"hello", "one byte": one_byte}
+        path.write_bytes(damaged[damage])
     with pytest.raises(ValueError, match=r"last\.ckpt .*(remove .* to restart the run|another architecture)"):
         resume(folder)
 
 
-def test_damaged_last_ckpt_resumes_from_before_ckpt(interrupted, quick_run, tmp_path, capsys):
+def test_run_whose_last_ckpt_is_damaged_resumes_from_best_ckpt(interrupted, quick_run, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")
-    path = folder / "checkpoints/last.ckpt"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 255
-    path.write_bytes(content)
+    shutil.copy(folder / "checkpoints/best.ckpt", folder / "checkpoints/last.ckpt")  # as the message advises
     resume(folder)
     assert_same_result(quick_run, folder)
-    assert "renamed to last.damaged, resuming from before.ckpt" in capsys.readouterr().err
 
 
 @pytest.mark.figures

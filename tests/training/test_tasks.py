@@ -68,7 +68,7 @@ def test_run_writes_its_files_and_result(task, finished):
     files = {path.relative_to(finished).as_posix() for path in finished.rglob("*") if path.is_file()}
     assert files == FIGURES[task] | {
         *("recipe.json", "metrics.csv", "weights.safetensors", "result.json"),
-        *("checkpoints/last.ckpt", "checkpoints/before.ckpt", "checkpoints/best.ckpt"),
+        *("checkpoints/last.ckpt", "checkpoints/best.ckpt"),
         *(name for name in files if name.startswith("tensorboard/events")),
     }
     result = json.loads((finished / "result.json").read_text())

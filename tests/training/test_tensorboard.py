@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lambdanets.training import run, run_log
+from lambdanets.training import callbacks, run
 from training.runs import assert_same_result, at_step, exit_codes, resume
 
 
@@ -34,7 +34,7 @@ def read_metrics_csv(path):
     with path.open() as file:
         for row in csv.DictReader(file):
             tags = {name: f"{name}/{row['split']}" for name in ("loss", "top1")}
-            tags |= {name: f"speed/{name}" for name in run_log.SPEED}
+            tags |= {name: f"speed/{name}" for name in callbacks.SPEED}
             for name, tag in tags.items():
                 if row[name]:
                     values[tag][int(row["step"])] = float(np.float32(row[name]))
@@ -55,7 +55,7 @@ def run_until_killed(recipe, folder, step, monkeypatch):
 
 @pytest.mark.forks
 def test_events_equal_metrics_csv_and_a_resumed_run_has_each_step_once(quick, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_log, "STEPS_PER_ROW", 2)
+    monkeypatch.setattr(callbacks, "STEPS_PER_ROW", 2)
     recipe = replace(quick, checkpoint_every=4, warmup_epochs=1.0)
     run.start(recipe, tmp_path / "uninterrupted")
     run_until_killed(recipe, tmp_path / "killed", 8, monkeypatch)  # when there are rows after the last checkpoint

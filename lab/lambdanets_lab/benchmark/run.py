@@ -1,7 +1,6 @@
 """Run one kind of benchmark and write its results."""
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def run(kind: str, options: CommonOptions) -> None:
     settings = _settings(kind, options, device)
     content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), **settings}
     rows: list[Row] = []
-    work = WorkFolder(folder, settings, _read)
+    work = WorkFolder(folder, settings, RESULTS)
     torch.set_float32_matmul_precision("highest")  # without TF32
     torch.backends.cudnn.allow_tf32 = False
     with resumable(f"finished cases are in {folder}, to name with --out"), work.open():
@@ -82,15 +81,7 @@ def run(kind: str, options: CommonOptions) -> None:
 
 
 def _settings(kind: str, options: CommonOptions, device: torch.device) -> dict[str, Any]:
-    """Settings that must be equal to resume a benchmark, as in JSON."""
+    """Settings that must be equal to resume a benchmark."""
     fields = dataclasses.asdict(dataclasses.replace(options, out=None))  # without local paths
     versions = {name: installed_version(name) for name in PEERS}
-    settings = {"kind": kind, "device": device.type, "options": fields} | provenance(**versions)
-    content: dict[str, Any] = json.loads(json.dumps(settings))
-    return content
-
-
-def _read(folder: Path) -> dict[str, Any] | None:
-    """Read the results in a folder; None without any."""
-    path, advice = folder / RESULTS, "choose another folder with --out"
-    return read_json(path, dict[str, Any], advice) if path.is_file() else None
+    return {"kind": kind, "device": device.type, "options": fields} | provenance(**versions)

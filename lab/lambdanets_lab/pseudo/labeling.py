@@ -16,7 +16,7 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load
 from lambdanets.models.weights import find_weights
 from lambdanets.progress import track
-from lambdanets.records import read_json, write_json
+from lambdanets.records import write_json
 from lambdanets.training.distributed import get_world, set_device
 from lambdanets.work import InUseError, WorkFolder, locked
 from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, write_table
@@ -69,7 +69,7 @@ def label_shards(
     description = {"model": classifier.card.model, "weights": source.sha256(), "images": images.fingerprint}
     names = [Path(shard.name).stem for shard in images.shards]
     labels = Labels(classifier.classes, description, min(top, len(classifier.classes)), tuple(names))
-    folder = WorkFolder(out, _identity(labels), _read_identity)
+    folder = WorkFolder(out, asdict(labels), DESCRIPTION)
     with folder.open(shared=True):
         if not folder.is_started():
             write_json(out / DESCRIPTION, asdict(labels), None)
@@ -91,7 +91,7 @@ def label_shards(
                     batches = replace(classifier, images=shard).batches(batch_size=batch_size, workers=workers)
                 with batches as loader:
                     tracked = track(loader, f"labeling {name}", len(loader), "batches")
-                    positions, classes, probabilities, skipped = _label(classifier, tracked, labels.top_k)
+                    positions, classes, probabilities, skipped = _label(classifier, tracked, labels.top)
                 unreadable += skipped
                 check_unreadable(unreadable, max_unreadable)
                 keys = [shard.key(int(position)) for position in positions]
@@ -101,16 +101,6 @@ def label_shards(
         except InUseError:
             num_in_progress += 1
     return LabelingResult(num_shards, num_images, tuple(unreadable), num_in_progress)
-
-
-def _identity(labels: Labels) -> dict[str, Any]:
-    """Return everything that the labels depend on: classes, top, and the teacher's model, weights and images."""
-    return {"classes": labels.classes, "top": labels.top_k} | labels.teacher
-
-
-def _read_identity(out: Path) -> dict[str, Any] | None:
-    path = out / DESCRIPTION
-    return _identity(read_json(path, Labels, "label the images again")) if path.is_file() else None
 
 
 def _label(

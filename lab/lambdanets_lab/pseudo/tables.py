@@ -46,13 +46,13 @@ _OPTIONS: Any = {"use_dictionary": ["class"], "compression": "zstd", "write_page
 class Labels:
     """Content of pseudo-labels.json.
 
-    classes: all class names. teacher: its model, and the hashes of its weights and of the images. top_k: number of
+    classes: all class names. teacher: its model, and the hashes of its weights and of the images. top: number of
     classes stored per image. shards: names of the tables, without the suffix.
     """
 
     classes: tuple[str, ...]
     teacher: dict[str, Any]
-    top_k: int
+    top: int
     shards: tuple[str, ...]
 
 
@@ -144,7 +144,7 @@ def select(
     sizes = [(name, (folder / f"{name}.parquet").stat().st_size) for name in labels.shards]
     digest = hashlib.sha256(repr((labels, sizes)).encode()).hexdigest()
     criteria = {"confidence": confidence, "per_class": per_class, "seed": seed, "labels": digest}
-    work = WorkFolder(out, criteria, _read_criteria)
+    work = WorkFolder(out, criteria, _CRITERIA)
     if work.is_started() and (out / SELECTION).is_file():
         return read_selection(out)
     with work.open():
@@ -162,15 +162,10 @@ def select(
         short, without = ([labels.classes[number] for number in np.flatnonzero(x)] for x in (few, confident == 0))
         rows, num_confident, num_images = sum(map(len, copies)), int(confident.sum()), sum(shards.values())
         selection = Selection(
-            labels.classes, labels.teacher, labels.top_k, rows, num_confident, kept, num_images, short, without, shards
+            labels.classes, labels.teacher, labels.top, rows, num_confident, kept, num_images, short, without, shards
         )
         write_json(out / SELECTION, asdict(selection))
     return selection
-
-
-def _read_criteria(out: Path) -> dict[str, Any] | None:
-    path = out / _CRITERIA
-    return read_json(path, dict[str, Any], "choose another folder") if path.is_file() else None
 
 
 def _count_copies(folder: Path, labels: Labels, criteria: dict[str, Any]) -> tuple[list[np.ndarray], np.ndarray]:

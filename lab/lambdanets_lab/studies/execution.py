@@ -1,7 +1,6 @@
 """Train every variant with every seed, and resume after an interruption."""
 
 import csv
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import read_json, reraise_as_input_error, write_json
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
+from lambdanets.training.callbacks import METRICS
 from lambdanets.training.distributed import World
 from lambdanets.training.report import RESULT
-from lambdanets.training.run_log import METRICS
 from lambdanets.work import InUseError, WorkFolder
 from lambdanets_lab.studies.catalog import STUDIES, Variant, variant_labels
 
@@ -118,8 +117,8 @@ def begin(plan: Plan, folder: Path) -> None:
     Does nothing in a folder with the same plan. Raises InputError for a folder with another plan or other files, and
     for runs that cannot be trained.
     """
-    content = json.loads(json.dumps(asdict(plan)))
-    work_folder = WorkFolder(folder, content, _read_identity)
+    content = asdict(plan)
+    work_folder = WorkFolder(folder, content, PLAN)
     if work_folder.is_started():
         return
     for planned in plan.runs():
@@ -127,10 +126,6 @@ def begin(plan: Plan, folder: Path) -> None:
             run.prepare(run.resolve_recipe(planned.recipe), World())
     with work_folder.open(shared=True):
         write_json(folder / PLAN, content, 2)
-
-
-def _read_identity(folder: Path) -> dict[str, Any] | None:
-    return read_json(folder / PLAN, dict[str, Any]) if (folder / PLAN).is_file() else None
 
 
 def train_all(plan: Plan, folder: Path) -> Iterator[RunResult]:

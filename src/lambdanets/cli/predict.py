@@ -115,7 +115,7 @@ def _open_output(out: Path, *, is_file: bool) -> Iterator[Path]:
 
 
 def _folder(out: Path) -> WorkFolder:
-    return WorkFolder(out, read_identity=lambda folder: {} if (folder / _JOURNAL).is_file() else None)
+    return WorkFolder(out, file=_JOURNAL)  # which has the identity in its first line
 
 
 def _predict(

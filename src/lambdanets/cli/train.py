@@ -146,7 +146,7 @@ def _describe_recipes() -> str:
 @contextlib.contextmanager
 def report_errors(command: str, started: Path) -> Iterator[None]:
     """Add the command that resumes training, if the file `started` exists, to errors that stop it."""
-    from lambdanets.training.checkpoints import Interrupted
+    from lambdanets.training.callbacks import Interrupted
     from lambdanets.training.distributed import get_world
 
     try:

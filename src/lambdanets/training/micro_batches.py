@@ -21,7 +21,7 @@ from lambdanets.training.task import Task
 
 
 class Trial:
-    """Training steps on copies of the task's largest example and model, which change neither it nor the random state.
+    """Training steps on copies of the task's largest example and of its model, which do not change it.
 
     state_bytes: memory of gradients, optimizer states and EMA. smallest: the smallest micro-batch: one image, or two if
     batch norm needs several values per channel.
@@ -50,10 +50,7 @@ class Trial:
         batch = self._batch(batch_size)
         autocast = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.recipe.precision)
         try:
-            with (
-                torch.random.fork_rng([self.device] if self.device.type == "cuda" else []),
-                torch.autocast(self.device.type, autocast, enabled=autocast is not None),
-            ):
+            with torch.autocast(self.device.type, autocast, enabled=autocast is not None):
                 loss = self._task.losses(batch)["loss"]
             if backward:
                 loss.backward()

@@ -91,17 +91,18 @@ class TrainingModule(LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.batch_end = time.perf_counter()
 
-    def check_finite(self) -> None:
-        """Raise InputError if weights or statistics are not finite, or gradients at no scale are. On a GPU, this waits.
+    def check_finite(self, loss: float = 0.0) -> None:
+        """Raise InputError if weights, statistics or a loss are not finite, or gradients at no scale. A GPU waits.
 
-        A loss or gradient with NaN or inf makes weights so, except with 16-mixed, whose scaler skips
-        the step and reduces its scale; but batch norm has the statistics of the skipped step.
+        A gradient with NaN or inf makes weights so, except with 16-mixed, whose scaler skips a step
+        with such a loss or gradient and reduces its scale; but batch norm has the statistics of the skipped step.
         """
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # of 16-mixed
         statistics = [buffer for norm in _norms(self.model) for buffer in norm.buffers() if buffer.is_floating_point()]
         tensors = [*(parameter.detach() for parameter in self.model.parameters()), *statistics]
         norm = torch.nn.utils.get_total_norm(tensors)
-        if not norm.isfinite() or (scaler is not None and scaler.get_scale() < _MIN_GRADIENT_SCALE):
+        is_finite = math.isfinite(loss) if scaler is None else scaler.get_scale() >= _MIN_GRADIENT_SCALE
+        if not (norm.isfinite() and is_finite):
             raise InputError(
                 f"the loss or a gradient became inf or nan before step {self.global_step}; lower learning_rate (now "
                 f"{self.recipe.learning_rate}), raise warmup_epochs or set clip_gradient"
@@ -201,32 +202,27 @@ class StepStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = [buffer for norm in _norms(model) if norm.training for buffer in norm.buffers()]
-        self._before = self._read()
-        self._sum = torch.zeros_like(self._before)
-        self._images = 0
+        self._before = [buffer.clone() for buffer in self._buffers]
+        self._sums = [torch.zeros_like(buffer, dtype=torch.float64) for buffer in self._buffers]
+        self._images = torch.zeros(1, dtype=torch.float64, device=next(model.parameters()).device)
 
     def add(self, num_images: int) -> None:
         """Add the statistics after the forward pass of a micro-batch, which has no images if there was none."""
-        self._sum += num_images * self._read()
         self._images += num_images
-        self._write(self._before)
+        for buffer, before, total in zip(self._buffers, self._before, self._sums, strict=True):
+            total += num_images * buffer.double()
+            buffer.copy_(before)
 
     def finish(self) -> None:
         """Set the statistics to those of the step. Waits for the other ranks."""
-        sums = torch.cat([self._sum, self._sum.new_tensor([self._images])])
+        totals = [*self._sums, self._images]
+        flat = torch.cat([total.flatten() for total in totals])
         if dist.is_initialized():
-            dist.all_reduce(sums)
-        if sums[-1]:
-            self._write(sums[:-1] / sums[-1])
-
-    def _read(self) -> Tensor:
-        values = [buffer.detach().flatten().double() for buffer in self._buffers]
-        return torch.cat(values) if values else torch.zeros(0)
-
-    def _write(self, values: Tensor) -> None:
-        parts = values.split([buffer.numel() for buffer in self._buffers])
-        for buffer, part in zip(self._buffers, parts, strict=True):
-            buffer.detach().copy_(part.view_as(buffer))
+            dist.all_reduce(flat)
+        if flat[-1]:
+            *means, _ = (flat / flat[-1]).split([total.numel() for total in totals])
+            for buffer, mean in zip(self._buffers, means, strict=True):
+                buffer.copy_(mean.view_as(buffer))
 
 
 def _norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

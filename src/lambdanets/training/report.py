@@ -9,7 +9,7 @@ from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.provenance import provenance
 from lambdanets.records import write_json
 from lambdanets.terminal import echo
-from lambdanets.training.run_log import RunLog
+from lambdanets.training.callbacks import RunLog
 from lambdanets.training.task import Task
 
 RESULT, FINDINGS = "result.json", "findings.json"

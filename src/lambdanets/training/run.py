@@ -26,16 +26,15 @@ from lambdanets.files import RECIPE
 from lambdanets.models.factory import list_models
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.records import read_json, write_json
-from lambdanets.signals import check_signals, handle_signals
 from lambdanets.terminal import echo
-from lambdanets.training.checkpoints import BEST, AtomicCheckpointIO, Checkpoints, find_resumable
+from lambdanets.training.callbacks import BEST, Checkpoints, RunLog
+from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
 from lambdanets.training.report import RESULT, finish, write_findings
-from lambdanets.training.run_log import RunLog
 from lambdanets.training.task import Task
 from lambdanets.work import WorkFolder
 
@@ -53,7 +52,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     If the run cannot start, no folder is left.
 
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
-    files, InUseError if another process trains in the folder, and Interrupted after a signal.
+    files, InUseError if another process trains in the folder, and Interrupted after a signal to the command line.
     """
     with process_group() as world, ExitStack() as stack:
         recipe = resolve_recipe(recipe, folder)
@@ -61,7 +60,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         # A finished run reads no paths, and the weights of a resumed one are in its checkpoint: others would silently
         # not be used. It reads its data, and recognizes it even if it was moved.
         identity = recipe.identity(*(recipe.PATHS if finished else ("weights",)))
-        run_folder = WorkFolder(folder, identity, _read_fields)
+        run_folder = WorkFolder(folder, identity, RECIPE)
         if finished:  # the folder may be read-only
             broadcast_from_rank_zero(run_folder.is_started)
             if world.is_rank_zero:
@@ -71,10 +70,6 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
             _train(*prepare(recipe, world, folder), folder, world)
         advice = "remove it and run the command with --resume to write it again"
         return read_json(folder / RESULT, dict[str, Any], advice) if world.is_rank_zero else {}
-
-
-def _read_fields(folder: Path) -> dict[str, Any] | None:
-    return read_recipe(folder / RECIPE).fields() if (folder / RECIPE).is_file() else None
 
 
 def dry_run(recipe: TrainingRecipe) -> list[str]:
@@ -217,8 +212,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [*([ema] if ema else []), log, timer, checkpoints]
     trainer = _make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
-    check_signals()
-    with training, validation, closing(log), handle_signals(checkpoints.handle_signal):
+    with training, validation, closing(log):
         trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)

@@ -1,14 +1,18 @@
-"""The log of a run: metrics.csv, TensorBoard, progress, a printed line per epoch, and unreadable images."""
+"""What a run does after each step and epoch: first it logs, then it writes checkpoints or stops."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from lightning.pytorch import Callback, Trainer
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.tensorboard import SummaryWriter
 
+from lambdanets import signals
+from lambdanets.data.batches import Batches
 from lambdanets.data.images import check_unreadable
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write
@@ -18,6 +22,7 @@ from lambdanets.training.distributed import all_gather_lists
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.task import Task
 
+LAST, BEST = "last.ckpt", "best.ckpt"
 METRICS = "metrics.csv"
 COLUMNS = ("step", "epoch", "split")
 SPEED = ("images_per_second", "waiting_share", "process_gib", "gpu_gib")
@@ -25,7 +30,7 @@ STEPS_PER_ROW = 10
 
 
 class RunLog(Callback):
-    """Collects metrics over all ranks, measures speed and memory, and on rank 0 writes and shows them.
+    """The log of all ranks: metrics.csv, TensorBoard, progress, a printed line per epoch, and unreadable images.
 
     A training row is the mean of STEPS_PER_ROW steps, a validation row ends an epoch. The columns are step, epoch,
     split, the task's metrics, images per second over all ranks, the share of the time spent waiting for data, and the
@@ -126,12 +131,12 @@ class RunLog(Callback):
         return [sum(column) for column in zip(*(sums for sums, _ in by_rank), strict=True)]
 
     def _add_training_row(self, trainer: Trainer, module: TrainingModule) -> None:
-        module.check_finite()
         images, *sums = self._gather()
         if not images:
             return
         self._sums.zero_()
         means = {name: x / images for name, x in zip(self._task.TRAINING_METRICS, sums, strict=True)}
+        module.check_finite(means["loss"])
         seconds = max(time.perf_counter() - self._started, 1e-9)
         speed = {
             "images_per_second": self._images / seconds,
@@ -170,3 +175,94 @@ class RunLog(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rows, self.unreadable = state["rows"], set(state["unreadable"])
         self._sums = torch.tensor(state["sums"], dtype=torch.float64)
+
+
+class Interrupted(Exception):  # noqa: N818
+    """The run was stopped by a signal; it can be resumed from its last checkpoint."""
+
+
+class Checkpoints(Callback):
+    """Writes checkpoints, and stops the run on a signal or early.
+
+    last.ckpt is written every `checkpoint_every` steps and after each epoch's validation, but not between the last step
+    of an epoch and its validation, because Lightning would skip the validation when the run resumes. The position in
+    the training data is stored here, because Lightning restores the state of a data loader only in the middle of an
+    epoch. best.ckpt has the highest validation metric of all epochs. After `task.patience` epochs without improvement
+    the run stops, also at once if it is resumed later.
+
+    On a signal, the step is finished and a checkpoint written. All ranks stop after the same step, even if only one of
+    them received the signal, and several ranks end a validation first.
+    """
+
+    state_key = "KeepLast"  # its name in checkpoints, also in those of earlier versions
+
+    def __init__(self, folder: Path, task: Task, training_batches: Batches, log: RunLog) -> None:
+        self.folder, self.task, self.training_batches, self.run_log = folder, task, training_batches, log
+
+    def state_dict(self) -> dict[str, Any]:
+        parts = self.training_batches.accumulation_steps
+        return {"data": self.task.fingerprint, "parts": parts, **self.training_batches.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.training_batches.load_state_dict(state)
+
+    def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Lightning counts micro-batches; their number per step changes with the world size
+        old_steps = checkpoint["callbacks"][self.state_key]["parts"]
+        new_steps = self.training_batches.accumulation_steps
+        for counts in checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].values():
+            if isinstance(counts, dict):
+                in_progress = counts["processed"] - counts["completed"]  # 1 if written in on_train_batch_end
+                counts.update({name: -(-count // old_steps) * new_steps for name, count in counts.items()})
+                counts["completed"] = counts["processed"] - in_progress
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        self._stop_early(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: TrainingModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not module.ends_step:
+            return
+        stops = self._is_signaled()
+        ends_epoch = batch_idx + 1 >= trainer.num_training_batches
+        if not ends_epoch and (stops or trainer.global_step % self.task.recipe.checkpoint_every == 0):
+            trainer.save_checkpoint(self.folder / LAST)
+        if stops:
+            raise Interrupted
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if signals.arrived and trainer.world_size == 1:
+            raise Interrupted
+
+    def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
+        *earlier, value = self._metric_by_epoch()
+        if not earlier or value > max(earlier):
+            trainer.save_checkpoint(self.folder / BEST)
+        self._stop_early(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        trainer.save_checkpoint(self.folder / LAST)
+
+    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        if self._is_signaled():  # in the last validation
+            raise Interrupted
+
+    def _is_signaled(self) -> bool:
+        """Whether a rank has received a signal. Waits for the others."""
+        ranks = torch.tensor(int(signals.arrived))
+        if dist.is_initialized():
+            dist.all_reduce(ranks)
+        return bool(ranks)
+
+    def _stop_early(self, trainer: Trainer) -> None:
+        values, patience = self._metric_by_epoch(), self.task.patience
+        if values and patience and len(values) - 1 - values.index(max(values)) >= patience:
+            trainer.should_stop = True
+
+    def _metric_by_epoch(self) -> list[float]:
+        """Return the metric that selects best.ckpt after each epoch; -inf where no image has objects."""
+        values = [value for _, value in self.run_log.points("val", self.task.BEST_METRIC)]
+        return [-math.inf if math.isnan(value) else value for value in values]
