@@ -8,12 +8,10 @@ seeds (Student's t) is above 0, refuted if it is below 0, and undecided otherwis
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import nuclei
-import segmentation
 from pages import RESULTS, PageScript, replace_section
 
 from lambdanets_lab import plot_style
@@ -114,20 +112,20 @@ def photographs() -> Iterator[Accuracy]:
         yield Accuracy(BETTER_THAN_CONVOLUTIONS, "3x3 convolution", score, paired_differences(*top1))
 
 
-def pairs(path: Path, recipes: Iterable[str], *score: str) -> list[float]:
-    """Return the paired differences between the runs of two recipes in a results file."""
-    runs = read_results(path)["runs"]
-    return paired_differences(*(scores_by_seed(runs, {"recipe": recipe}, *score) for recipe in recipes))
+def pairs(path: str, recipe: str, *score: str) -> list[float]:
+    """Return the paired differences between the runs of a recipe and of the same with convolutions."""
+    runs, recipes = read_results(RESULTS / path)["runs"], (recipe, f"{recipe}_convolution")
+    return paired_differences(*(scores_by_seed(runs, {"recipe": name}, *score) for name in recipes))
 
 
 def tasks() -> list[Accuracy]:
     """Compare students with and without pseudo-labels, and lambda layers and convolutions in other tasks."""
     students = read_results(RESULTS / "xeon-2-cores/noisy_student.json")["seeds"]
     labels = paired_differences(*(scores_by_seed(students, {}, name) for name in ("student", "control")))
-    all_objects, small = (pairs(nuclei.OUT, nuclei.RECIPES, "segm", column) for column in ("AP", "APs"))
+    all_objects, small = (pairs("epyc-2-cores/nuclei.json", "nuclei", "segm", column) for column in ("AP", "APs"))
     more = [of_small - of_all for of_small, of_all in zip(small, all_objects, strict=True)]
-    unets = (segmentation.NUCLEI, segmentation.DIGITS)
-    on_nuclei, on_digits = (pairs(each.results, each.recipes, each.split, "dice") for each in unets)
+    on_nuclei = pairs("xeon-2-cores/segmentation.json", "nuclei_masks", "test", "dice")
+    on_digits = pairs("segmentation_digits.json", "digit_masks", "validation", "dice")
     detection = "Lambda layers in the backbone improve detection (Table 14)"
     unet, layer = "Not in the paper: lambda layers in a U-Net improve segmentation", "3x3 convolution"
     by_size = "They improve small objects more than all (Table 14)"

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pages import RESULTS, ROOT, Script, replace_section
+from pages import RESULTS, ROOT, PageScript, replace_section
 
 from lambdanets import cli
 from lambdanets.models.weights import read_weights
@@ -265,7 +265,8 @@ def section(result: dict[str, Any]) -> str:
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         run_child(sys.argv[2], sys.argv[3:])
-    parser = Script(__doc__, "faults.md", RESULTS / "xeon-2-cores/kills.json")
+    parser = PageScript(__doc__, "faults.md")
+    parser.add_argument("--out", type=Path, default=RESULTS / "xeon-2-cores/kills.json", help="results file")
     parser.add_argument("--kills", type=int, help="number per command")
     names = [*commands(Path())]
     parser.add_argument("--commands", nargs="+", default=names, choices=names, metavar="NAME", help="all by default")

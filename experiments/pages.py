@@ -16,22 +16,12 @@ class PageScript(argparse.ArgumentParser):
         self.add_argument("--page", type=Path, default=ROOT / "docs" / page, help="page to write from results")
 
 
-class Script(PageScript):
-    """Options of a script that also measures. out: the committed results, if they are the default."""
+def replace_section(page: Path, script: str, section: str) -> None:
+    """Replace the text between the HTML comments of a script. Raises ValueError if the page lacks one, or has several.
 
-    def __init__(self, doc: str | None, page: str, out: Path | None = None) -> None:
-        super().__init__(doc, page)
-        self.add_argument("--out", type=Path, default=out, help="results file")
-
-
-def replace_section(page: Path, name: str, section: str) -> None:
-    """Replace the text between the HTML comments of a script. name: of the script, and a word if it has several.
-
-    Raises ValueError if the page does not have each comment once.
+    script: its name, without .py.
     """
-    script, _, part = name.partition(" ")
-    begin = f"<!-- written by experiments/{script}.py{part and f' {part}'} -->\n"
-    end = f"<!-- end of {name} -->\n"
+    begin, end = f"<!-- written by experiments/{script}.py -->\n", f"<!-- end of {script} -->\n"
     text = page.read_text(encoding="utf-8")
     before, found_begin, rest = text.partition(begin)
     _, found_end, after = rest.partition(end)

@@ -8,23 +8,23 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from pages import Script
+from pages import PageScript
 
 from lambdanets.records import write_json
 from lambdanets_lab.results import read_results
-from lambdanets_lab.seeds import processors
 
 Key = dict[str, Any]  # what identifies a run in a results file, such as its recipe and seed
 # of result.json
 RUN_FIELDS = ("seconds", "parameters", "epochs", "training_images", "commit", "versions", "hardware")
 
 
-class SeededRuns(Script):
+class SeededRuns(PageScript):
     """Options of scripts that train. Without data, a script only writes its page."""
 
     def __init__(self, doc: str | None, page: str, seeds: Sequence[int] = (0, 1, 2)) -> None:
         super().__init__(doc, page)
         self.add_argument("data", type=Path, nargs="?")
+        self.add_argument("--out", type=Path, help="results file")
         self.add_argument("--work", type=Path, help="folder for the runs")
         self.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
         self.add_argument("--jobs", type=int, default=1, help="runs to train at the same time")
@@ -83,14 +83,3 @@ def stored_runs(out: Path) -> list[dict[str, Any]]:
 def seeds(runs: Sequence[Mapping[str, Any]]) -> str:
     count = len({run["seed"] for run in runs})
     return f"mean ± std of {count} seeds" if count > 1 else "one seed"
-
-
-def conditions(runs: Sequence[Mapping[str, Any]]) -> str:
-    """Name the epochs and minutes of runs from random initialization, and the processors that trained them."""
-    minutes = [run["seconds"] / 60 for run in runs]
-    jobs, threads = max(run["jobs"] for run in runs), max(run["hardware"]["threads"] for run in runs)
-    at_once = f", {jobs} at a time" if jobs > 1 else ""
-    return (
-        f"{runs[0]['epochs']} epochs from random initialization, {min(minutes):.0f} to {max(minutes):.0f} minutes per "
-        f"run on {processors(runs)}{at_once} with {threads} thread{'s' * (threads > 1)} each"
-    )

@@ -1,4 +1,4 @@
-"""Scores of training runs over seeds: paired differences with confidence intervals, and their tables."""
+"""Scores of training runs over seeds: paired differences with confidence intervals."""
 
 import functools
 import math
@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scipy.stats import t as student_t
-
-from lambdanets_lab.markdown import format_mean
 
 Scores = Mapping[int, float]  # by seed
 
@@ -50,13 +48,6 @@ def format_difference(differences: Sequence[float], digits: int = 2) -> str:
         return mean
     low, high = confidence_interval(differences)
     return f"{mean} ({low:+.{digits}f} to {high:+.{digits}f})"
-
-
-def paired_rows(scores: Mapping[str, Sequence[Scores]], label: str, digits: int = 2) -> list[list[str]]:
-    """Cells of a table of two networks: the mean of each score by name, and the paired differences."""
-    rows = [[name, *(format_mean(list(column.values())) for column in columns)] for name, columns in scores.items()]
-    differences = [paired_differences(*columns) for columns in zip(*scores.values(), strict=True)]
-    return [*rows, [label, *(format_difference(each, digits) if each else "-" for each in differences)]]
 
 
 def processors(runs: Iterable[Mapping[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,8 @@ from scripts import call_main, load_script
 
 
 @pytest.fixture
-def commands(monkeypatch):
-    """The options of the trainings, which write only a result."""
-    started = []
+def only_results(monkeypatch):
+    """Trainings write only a result."""
     load_script("experiments/pages.py")  # adds the folder to the path
 
     def train(command, check):
@@ -24,63 +24,22 @@ def commands(monkeypatch):
         rate = float(options.get("--learning-rate", 0))
         value = 0.8 + 0.02 * seed + (0 if "convolution" in run.name else 0.01 * seed)
         value += 0.001 * (-1) ** seed if "only" in run.name or "Performer" in run.name else 0
-        scores = dict.fromkeys(("top1", "dice", "iou", "boundary_f1"), value) | {"held_out_top1": rate}
-        average_precision = dict.fromkeys(("AP", "AP50", "AP75", "APs", "APm"), value) | {"APl": None}
-        result = dict.fromkeys(("parameters", "epochs", "images", "training_images", "validation_images"), 7)
-        result |= {"bbox": average_precision, "segm": average_precision, "images_per_second": 3.0, **scores}
-        result |= {"seconds": 60 * (seed + 1), "commit": "abc", "versions": {}}
+        result = dict.fromkeys(("parameters", "epochs", "training_images"), 7)
+        result |= {"top1": value, "held_out_top1": rate, "seconds": 60, "commit": "abc", "versions": {}}
         result |= {"hardware": {"processor": "CPU", "threads": 1}}
         run.mkdir(parents=True)
         (run / "result.json").write_text(json.dumps(result), encoding="utf-8")
         (run / "metrics.csv").write_text(f"split,top1\nval,0.5\nval,{value}\n", encoding="utf-8")
-        started.append(options | {"recipe": command[5]})
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr("seeded_runs.subprocess", SimpleNamespace(run=train))
-    return started
-
-
-def write_empty_page(path, name):
-    script, _, part = name.partition(" ")
-    word = part and f" {part}"
-    path.write_text(f"<!-- written by experiments/{script}.py{word} -->\n<!-- end of {name} -->\n", encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "num_runs"),
-    [
-        ("nuclei", "nuclei", 4),
-        ("segmentation", "nuclei", 4),
-        ("segmentation digits", "digits", 4),
-    ],
-)
-def test_networks_are_trained_with_each_seed_once(name, data, num_runs, commands, tmp_path, monkeypatch):
-    script = load_script(f"experiments/{name.split()[0]}.py")
-    page, out = tmp_path / "page.md", tmp_path / "results/runs.json"
-    write_empty_page(page, name)
-    scores = {"test": dict.fromkeys(("dice", "iou", "boundary_f1"), 0.81), "test_images": 84}
-
-    def score(folder, data):
-        result = json.loads((folder / "result.json").read_text())
-        return scores | {"test": {key: result[key] for key in scores["test"]}}
-
-    monkeypatch.setattr(script, "score", score, raising=False)
-    arguments = ["--work", tmp_path / "runs", "--jobs", 2, "--out", out, "--page", page]
-    for seeds in ([0], [1], [0, 1]):
-        call_main(script, monkeypatch, data, *arguments, "--seeds", *seeds)
-    assert len(commands) == num_runs
-    runs = json.loads(out.read_text(encoding="utf-8"))["runs"]
-    assert len(runs) == num_runs
-    assert all({"commit", "versions", "hardware", "seed"} <= run.keys() for run in runs)
-    assert str(tmp_path) not in out.read_text(encoding="utf-8")
-    assert "\n| " in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.figures
-def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(commands, tmp_path, monkeypatch):
+def test_questions_are_answered_with_tuned_rates_and_corrected_intervals(only_results, tmp_path, monkeypatch):
     script = load_script("experiments/questions.py")
     page = tmp_path / "results.md"
-    write_empty_page(page, "questions")
+    page.write_text("<!-- written by experiments/questions.py -->\n<!-- end of questions -->\n", encoding="utf-8")
     for name in ("LEARNING_RATES", "OUT", "STEPS"):
         monkeypatch.setattr(script, name, tmp_path / f"{name}.json")
     monkeypatch.setattr(script, "BATCH", (2, 3, 8, 8))
@@ -114,21 +73,27 @@ def test_holm_corrects_the_smallest_p_value_most():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
-def test_failed_run_does_not_stop_the_others(tmp_path, monkeypatch):
+def test_failed_run_does_not_stop_the_others_and_is_trained_again(tmp_path, monkeypatch):
     seeded_runs = load_script("experiments/seeded_runs.py")
+    started = []
 
     def train(command, check):
         run = Path(command[-1])
-        run.mkdir(parents=True)
+        started.append(run.name)
+        run.mkdir(parents=True, exist_ok=True)
         (run / "result.json").write_text(json.dumps(dict.fromkeys(seeded_runs.RUN_FIELDS, 1)), encoding="utf-8")
-        return SimpleNamespace(returncode=int("seed0" in run.name))
+        return SimpleNamespace(returncode=int(started == ["seed0"]))
 
     monkeypatch.setattr(seeded_runs, "subprocess", SimpleNamespace(run=train))
     options, out = SimpleNamespace(work=tmp_path, jobs=1), tmp_path / "runs.json"
     keys = [{"seed": 0}, {"seed": 1}]
+    train_missing = partial(seeded_runs.train_missing, options, out, "seed{seed}", keys)
     with pytest.raises(SystemExit, match=r"seed0 \(exit code 1\)"):
-        seeded_runs.train_missing(options, out, "seed{seed}", keys, lambda seed: [seed], lambda run, result: {})
+        train_missing(lambda seed: [seed], lambda run, result: {})
     assert [run["seed"] for run in seeded_runs.stored_runs(out)] == [1]
+    train_missing(lambda seed: [seed], lambda run, result: {})
+    assert started == ["seed0", "seed1", "seed0"]
+    assert [run["seed"] for run in seeded_runs.stored_runs(out)] == [0, 1]
 
 
 def test_mixers_with_the_same_seed_have_equal_initial_weights():
