@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torchvision.ops import box_iou
 
 from lambdanets.errors import InputError, one_line
@@ -27,7 +28,7 @@ _MIN_IOU, _MAX_SCORE_ERROR = 0.99, 1e-3
 class Graph:
     """A model to export, in evaluation mode and float32 on the CPU, and how outputs are compared.
 
-    network: maps images to a tuple of tensors; traced by torch.export.
+    network: maps images to a tensor or a sequence or mapping of tensors; traced by torch.export.
     shape: shape of the images, (b, c, H, W).
     outputs: names of the output tensors.
     dynamic_axes: axes of the images that may have any size in a dynamic graph.
@@ -44,7 +45,7 @@ class Graph:
     @torch.inference_mode()
     def run_pytorch(self, images: Tensor) -> list[Tensor]:
         """Return the outputs of the model in PyTorch, on the CPU and in float32."""
-        return list(self.network(images))
+        return tree_leaves(self.network(images))
 
     def make_images(self, shape: Shape, generator: torch.Generator) -> Tensor:
         """Return random images."""
@@ -130,20 +131,6 @@ def make_metadata(model: Any, graph: Graph, *, dynamic: bool) -> dict[str, Any]:
     return card | {"images": list(graph.shape), "dynamic": dynamic, "outputs": list(graph.outputs)}
 
 
-class _TupleOutput(nn.Module):
-    """Calls a network and returns its outputs, a tensor or a sequence or mapping of tensors, as a tuple."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.network(images)
-        if isinstance(outputs, Tensor):
-            return (outputs,)
-        return tuple(outputs.values() if isinstance(outputs, Mapping) else outputs)
-
-
 def zero_norm_weights(network: nn.Module) -> list[Tensor]:
     """Return the weights of norms that are zero-initialized, as in residual branches (zero_init_last).
 
@@ -160,7 +147,7 @@ def fill_zero_norm_weights(network: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[_TupleOutput, tuple[str, ...]]:
+def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a float32 copy in evaluation mode and the names of its outputs.
 
     Raises InputError if it does not run, or if its outputs are not tensors.
@@ -181,7 +168,7 @@ def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[_TupleOutput, tu
         names = tuple(f"output_{i}" for i in range(len(outputs)))
     else:
         raise InputError("outputs of the model must be a tensor or a sequence or mapping of tensors, got others")
-    return _TupleOutput(copied), names
+    return copied, names
 
 
 def _channels(network: nn.Module) -> int:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_leaves
 
 from lambdanets.errors import InputError, explain_missing_extras, one_line
 
@@ -210,10 +211,10 @@ class OpenVino(Runtime):
             raise OSError(errno.EIO, f"OpenVINO cannot write it: {one_line(error)[:200]}", str(path)) from error
 
 
-def _run_module(module: Callable[[Tensor], Iterable[Tensor]]) -> Run:
+def _run_module(module: Callable[[Tensor], Any]) -> Run:
     def run(images: Tensor) -> list[Tensor]:
         with torch.inference_mode():
-            return list(module(images))
+            return tree_leaves(module(images))
 
     return run
 
