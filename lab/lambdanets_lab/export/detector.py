@@ -24,8 +24,9 @@ class DetectionGraph(nn.Module):
 
     Returns boxes (n, 4), x1, y1, x2, y2 in pixels; labels (n,), int64, from 1; scores (n,); and masks (n, H, W), bool.
 
-    Differences from `MaskRCNN`: the image is not resized; and with several classes, the last non-maximum suppression
-    considers only the max(proposals, 10 * max_detections) boxes with the highest scores.
+    Differences from `MaskRCNN`: the image is neither resized nor padded, so with hide_padding=False its sides must be
+    multiples of the largest stride; and with several classes, the last non-maximum suppression considers only the
+    max(proposals, 10 * max_detections) boxes with the highest scores.
     """
 
     mean: Tensor
@@ -37,21 +38,13 @@ class DetectionGraph(nn.Module):
         transform = model.transform
         self.register_buffer("mean", torch.tensor(transform.image_mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(transform.image_std).view(3, 1, 1))
-        # without hide_padding, the backbone sees images that are padded with zeros to a multiple of the largest stride
-        self.multiple = 1 if model.backbone.hide_padding else transform.size_divisible
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        height, width = images.shape[-2:]
-        normalized = (images - self.mean) / self.std
-        if self.multiple > 1:
-            padding = [_round_up(side, self.multiple) - side for side in (width, height)]
-            normalized = nn.functional.pad(normalized, (0, padding[0], 0, padding[1]))
-        maps = list(self.model.backbone(normalized).values())
-        if self.multiple > 1:
-            maps = [_take(x, x.shape[2:], self._valid_size(level, (height, width))) for level, x in enumerate(maps)]
-        proposals, is_proposal = self._propose(maps, (height, width))
-        boxes, labels, scores = self._detect(maps[:-1], proposals, is_proposal, (height, width))
-        masks = self._masks(maps[:-1], boxes, labels, (height, width))
+        size = images.shape[-2], images.shape[-1]
+        maps = list(self.model.backbone((images - self.mean) / self.std).values())
+        proposals, is_proposal = self._propose(maps, size)
+        boxes, labels, scores = self._detect(maps[:-1], proposals, is_proposal, size)
+        masks = self._masks(maps[:-1], boxes, labels, size)
         is_object = scores > 0
         return boxes[is_object], labels[is_object], scores[is_object], masks[is_object]
 
@@ -61,8 +54,6 @@ class DetectionGraph(nn.Module):
         logits, offsets = rpn.head(maps)
         boxes, scores = [], []
         for level, (level_logits, level_offsets) in enumerate(zip(logits, offsets, strict=True)):
-            if self.multiple > 1:
-                level_logits = _fill_padding(level_logits, self._valid_size(level, size))
             objectness = level_logits[0].permute(1, 2, 0).flatten()  # positions, then anchors
             codes = level_offsets[0].unflatten(0, (-1, 4)).permute(2, 3, 0, 1).flatten(0, 2)
             anchors = self._anchors(level, maps[level])
@@ -79,11 +70,6 @@ class DetectionGraph(nn.Module):
         all_boxes, all_scores = torch.cat(boxes), torch.cat(scores)
         top_scores, top = _top(all_scores, rpn.post_nms_top_n())
         return all_boxes[top], top_scores > 0
-
-    def _valid_size(self, level: int, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the height and width of a pyramid level without padding."""
-        stride = self.model.backbone.strides[level]
-        return _round_up(size[0], stride) // stride, _round_up(size[1], stride) // stride
 
     def _anchors(self, level: int, maps: Tensor) -> Tensor:
         """Return the anchors of a level (positions * anchors per position, 4)."""
@@ -130,7 +116,7 @@ class DetectionGraph(nn.Module):
         """
         levels = pool.map_levels([boxes])
         scales = boxes.new_tensor(pool.scales)[levels]
-        padded = [_take(x, maps[0].shape[2:], x.shape[2:]) for x in maps]
+        padded = [_extend(x, maps[0].shape[2:]) for x in maps]
         corners = torch.cat((levels[:, None].to(boxes.dtype), boxes * scales[:, None]), dim=1)  # level, box
         return roi_align(torch.cat(padded), corners, pool.output_size, 1.0, pool.sampling_ratio)
 
@@ -153,24 +139,13 @@ def _top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[:count], indices[:count]
 
 
-def _round_up(side: int, multiple: int) -> int:
-    return (side + multiple - 1) // multiple * multiple  # ONNX rounds quotients of negative numbers toward 0
-
-
-def _take(maps: Tensor, size: Sequence[int], valid: Sequence[int]) -> Tensor:
-    """Return maps (1, c, *size): the valid rows and columns of maps (1, c, h, w), the last ones repeated."""
+def _extend(maps: Tensor, size: Sequence[int]) -> Tensor:
+    """Return maps (1, c, *size) of maps (1, c, h, w), the last rows and columns repeated."""
     rows, columns = (
-        torch.arange(side, device=maps.device).clamp(max=last - 1) for side, last in zip(size, valid, strict=True)
+        torch.arange(side, device=maps.device).clamp(max=last - 1)
+        for side, last in zip(size, maps.shape[2:], strict=True)
     )
     return maps.index_select(2, rows).index_select(3, columns)
-
-
-def _fill_padding(logits: Tensor, valid: tuple[int, int]) -> Tensor:
-    """Return logits (1, a, h, w) with -1e4 in the padding."""
-    rows, columns = (
-        torch.arange(side, device=logits.device) < last for side, last in zip(logits.shape[2:], valid, strict=True)
-    )
-    return logits.masked_fill(~(rows[:, None] & columns), -1e4)
 
 
 def _nms_mask(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:

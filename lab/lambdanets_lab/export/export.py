@@ -101,6 +101,8 @@ def export(
             "to must be onnx, openvino or pt2 for a detector, got aoti: "
             "AOTInductor computes convolutions wrongly if the number of objects depends on the image"
         )
+    if dynamic and isinstance(loaded, Detector) and not loaded.card.hide_padding:
+        raise InputError("dynamic must be False for a detector with hide_padding=False, got True")
     graph = make_graph(loaded, image_size, batch_size)
     int8_data = None if int8 is None else _open_int8_data(loaded, graph, to, os.fspath(int8), dynamic)
     metadata = json.dumps(make_metadata(loaded, graph, dynamic=dynamic))

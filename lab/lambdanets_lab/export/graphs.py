@@ -73,10 +73,14 @@ class DetectorGraph(Graph):
     max_error = 0.02  # the order of two equal scores may decide which box suppresses the other
 
     def __init__(self, detector: Detector, image_size: int | tuple[int, int] | None) -> None:
+        sides, stride = _sides(detector, image_size), detector.model.transform.size_divisible
+        if not detector.card.hide_padding and any(side % stride for side in sides):
+            expected = f"multiples of {stride} for a detector with hide_padding=False, whose images are padded to them"
+            raise InputError(f"image_size must have {expected}, got {sides}")
         self.model = copy.deepcopy(detector.model).cpu().float().eval()
         # a list, which .cpu() ignores
         self.model.rpn.anchor_generator.set_cell_anchors(torch.float32, torch.device("cpu"))
-        super().__init__(DetectionGraph(self.model), (1, 3, *_sides(detector, image_size)), OUTPUTS)
+        super().__init__(DetectionGraph(self.model), (1, 3, *sides), OUTPUTS)
 
     @torch.inference_mode()
     def run_pytorch(self, images: Tensor) -> list[Tensor]:

@@ -71,8 +71,13 @@ def test_openvino_detector_without_hidden_padding_detects_the_same_objects(
     card = replace(detector.card, hide_padding=False)
     padded = ln.Detector.build(card, len(card.classes)).eval()
     padded.load_state_dict(detector.model.state_dict())
-    exported = ln.export(ln.Detector(padded, card), tmp_path / "m.xml", to="openvino", image_size=(71, 90))
-    assert_same_objects(exported, [nn.functional.interpolate(image, (71, 90)) for image in scattered_digits])
+    padded = ln.Detector(padded, card)
+    exported = ln.export(padded, tmp_path / "m.xml", to="openvino", image_size=(64, 128))
+    assert_same_objects(exported, [nn.functional.interpolate(image, (64, 128)) for image in scattered_digits])
+    with pytest.raises(InputError, match=r"image_size must have multiples of 8 .*, got \(71, 90\)"):
+        ln.export(padded, tmp_path / "m.onnx", image_size=(71, 90))
+    with pytest.raises(InputError, match="dynamic must be False for a detector with hide_padding=False"):
+        ln.export(padded, tmp_path / "m.onnx", dynamic=True)
 
 
 def test_detector_export_rejects_invalid_arguments(exported_detector, tmp_path):
