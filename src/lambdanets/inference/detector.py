@@ -140,7 +140,7 @@ class Detector(CocoPredictor):
     def measure(self, batch: Batch) -> list[Any]:
         """Return (index, COCO results) of each image. All masks of a batch are in memory."""
         detections = self.infer_tensors(batch.images)
-        annotated, category_ids = self.images.annotations.images, self.card.category_ids
+        annotated, category_ids = self.images.images, self.card.category_ids
         return [
             (index, coco_results(found, annotated[index].id, category_ids))
             for index, found in zip(batch.indices.tolist(), detections, strict=True)
@@ -149,7 +149,7 @@ class Detector(CocoPredictor):
     def score(self, measures: list[Any], unreadable: list[str]) -> DetectionEvaluation:
         by_index = dict(measures)
         results = [result for found in by_index.values() for result in found]
-        truth, max_detections = self.images.annotations.to_coco([*by_index]), self.card.max_detections
+        truth, max_detections = self.images.select(by_index).to_coco(), self.card.max_detections
         scores = evaluate_results(truth, results, max_detections=max_detections)
         rows = (("boxes", scores["bbox"]), ("masks", scores["segm"]))
         return DetectionEvaluation(
