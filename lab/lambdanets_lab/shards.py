@@ -17,8 +17,15 @@ import numpy as np
 from lambdanets.data.datasets import Splits
 from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
 from lambdanets.data.image_search import is_image_name
-from lambdanets.data.images import UnreadableImage, check_readable, check_unreadable, read_image
-from lambdanets.data.labeled_images import ImageFiles, LabeledImages
+from lambdanets.data.images import (
+    UnreadableImage,
+    check_readable,
+    check_unreadable,
+    describe_error,
+    open_image,
+    read_image,
+)
+from lambdanets.data.labeled_images import DatasetItem, ImageFile, ImageFiles, LabeledImages
 from lambdanets.data.order import permutation
 from lambdanets.data.shards import SHARD_LIST, UNLABELED, Shard, ShardList, parse_class, read_shard_list
 from lambdanets.errors import InputError
@@ -192,7 +199,7 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
                 content, suffix = _read(split, index, check)
             except UnreadableImage as error:
                 with _reading:
-                    unreadable.append(f"{split.images.name(index)}: {error.reason}")
+                    unreadable.append(f"{error.path}: {error.reason}")
                 continue
             _add_member(tar, split.keys[index] + suffix, content)
             if split.labels[index] != UNLABELED:
@@ -203,10 +210,25 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
 def _read(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
     """Return the file content and suffix of an image; with check, decode it once. Raises UnreadableImage."""
     with _reading:
-        content, name = split.images.file(index), split.images.name(index)
+        file = split.images.file(index)
+        content = _encoded(file)
     if check:
-        read_image(io.BytesIO(content), name)
-    return content, PurePosixPath(name).suffix.lower() or ".png"  # of an image that is in no file
+        read_image(io.BytesIO(content), str(file))
+    return content, PurePosixPath(str(file)).suffix.lower() or ".png"  # of an image that is in no file
+
+
+def _encoded(file: ImageFile) -> bytes:
+    """Return the content of an image file; an image of a dataset as PNG. Raises UnreadableImage."""
+    if isinstance(file, DatasetItem):
+        content = io.BytesIO()
+        read_image(file).save(content, "PNG")
+        return content.getvalue()
+    try:
+        with open_image(file) as stream:
+            encoded: bytes = stream.read()
+            return encoded
+    except OSError as error:
+        raise UnreadableImage(str(file), describe_error(error)) from error
 
 
 def _add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batch
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.labeled_images import ImageBatches, IndexedImages
+from lambdanets.data.labeled_images import DatasetItem, ImageBatches, ImageFiles
 from lambdanets.data.order import WINDOW, BatchSlice, Order, windowed_permutation
 from lambdanets.errors import InputError
 
 
-class PartlyUnreadable(IndexedImages):
+class PartlyUnreadable(ImageFiles):
     """Images; the first 4 of them are unreadable."""
 
     def load(self, index: int) -> tuple[Image.Image, int]:
@@ -27,15 +27,16 @@ class PartlyUnreadable(IndexedImages):
         return super().load(index)
 
 
-class ShardedNumbers(IndexedImages):
+class ShardedNumbers(ImageFiles):
     """65 images in shards of different sizes."""
 
     shard_sizes = (5, 7, 3, 9, 4, 6, 8, 2, 5, 11, 1, 4)
 
 
-def images(count: int = 10, image_type: type[IndexedImages] = IndexedImages) -> IndexedImages:
+def images(count: int = 10, image_type: type[ImageFiles] = ImageFiles) -> ImageFiles:
     items = [(Image.new("L", (2, 2), index), index % 3) for index in range(count)]
-    return image_type(items, [label for _, label in items], (), "numbers")
+    files = [DatasetItem(items, index, "numbers") for index in range(count)]
+    return image_type(files, [label for _, label in items])
 
 
 def to_tensor(image: Image.Image) -> Tensor:
@@ -48,7 +49,7 @@ def add_noise(image: Image.Image) -> Tensor:
 
 
 def loader(
-    source: IndexedImages | None = None, transform: Callable[[Image.Image], Tensor] = add_noise, **options: Any
+    source: ImageFiles | None = None, transform: Callable[[Image.Image], Tensor] = add_noise, **options: Any
 ) -> ImageBatches:
     defaults = {"batch_size": 3, "seed": 0, "training": True, "workers": 0}
     return ImageBatches(images() if source is None else source, transform, **{**defaults, **options})
@@ -92,7 +93,7 @@ def test_validation_is_not_shuffled_and_starts_at_the_first_image() -> None:
 
 @pytest.mark.parametrize(
     ("num_done", "workers", "image_type"),
-    [(2, 2, IndexedImages), (4, 0, IndexedImages), (7, 0, IndexedImages), (7, 1, ShardedNumbers)],
+    [(2, 2, ImageFiles), (4, 0, ImageFiles), (7, 0, ImageFiles), (7, 1, ShardedNumbers)],
 )
 def test_resumed_loader_yields_the_batches_of_an_uninterrupted_one(num_done, workers, image_type):
     uninterrupted = loader(images(65, image_type), batch_size=20)
@@ -160,13 +161,13 @@ def test_unreadable_images_are_skipped_and_listed(workers: int) -> None:
     assert len(first.unreadable) == 3
 
 
-def step(image_type: type[IndexedImages], rank: int, world_size: int, epoch: int, number: int, size: int) -> list[int]:
+def step(image_type: type[ImageFiles], rank: int, world_size: int, epoch: int, number: int, size: int) -> list[int]:
     keys, _ = Order(images(65, image_type), size, 0, BatchSlice(rank, world_size)).step(epoch, number)
     assert {key[0] for key in keys} <= {epoch}
     return [index for _, index in keys]
 
 
-@pytest.mark.parametrize("image_type", [IndexedImages, ShardedNumbers])
+@pytest.mark.parametrize("image_type", [ImageFiles, ShardedNumbers])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_each_image_is_on_one_rank_once_per_epoch(image_type, world_size):
     steps = [(rank, number) for rank in range(world_size) for number in range(11)]
@@ -174,7 +175,7 @@ def test_each_image_is_on_one_rank_once_per_epoch(image_type, world_size):
     assert sorted(loaded) == list(range(65))
 
 
-@pytest.mark.parametrize("image_type", [IndexedImages, ShardedNumbers])
+@pytest.mark.parametrize("image_type", [ImageFiles, ShardedNumbers])
 def test_ranks_have_equal_numbers_of_images_per_step(image_type):
     for number in range(5):
         assert [len(step(image_type, rank, 3, 0, number, 12)) for rank in range(3)] == [4, 4, 4]
@@ -189,11 +190,11 @@ def test_ranks_read_the_same_shard_only_at_their_boundary():
         assert not shards[0] & shards[2]
 
 
-@pytest.mark.parametrize("image_type", [IndexedImages, ShardedNumbers])
+@pytest.mark.parametrize("image_type", [ImageFiles, ShardedNumbers])
 def test_images_of_a_step_do_not_depend_on_world_size_unless_sharded(image_type):
     one_rank = step(image_type, 0, 1, 1, 1, 12)
     two_ranks = step(image_type, 0, 2, 1, 1, 12) + step(image_type, 1, 2, 1, 1, 12)
-    assert (sorted(one_rank) == sorted(two_ranks)) == (image_type is IndexedImages)
+    assert (sorted(one_rank) == sorted(two_ranks)) == (image_type is ImageFiles)
 
 
 def test_windowed_permutation_reads_one_window_of_shards_at_a_time():

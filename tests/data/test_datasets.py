@@ -64,7 +64,7 @@ def test_data_that_are_missing_or_without_classes_are_refused(tmp_path: Path, mo
         "nowhere/at/all": "got 'nowhere/at/all', which does not exist",
         "empty": "one sub-folder of images per class, got no images",
         "flat": "one sub-folder of images per class, got images outside",
-        "all.tar.gz": r"a folder of images or an uncompressed \.tar, got",
+        "all.tar.gz": r"a folder, an uncompressed \.tar or a timm dataset, got 'all\.tar\.gz'$",
         "one": "got only 'cat'",
         "rare": "got 1 of 'rare'",
     }.items():

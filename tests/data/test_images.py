@@ -78,7 +78,7 @@ def test_damaged_and_special_files_are_unreadable(tmp_path: Path, make: Any, rea
     if "not a regular" in reason and not path.is_dir():  # it is not opened, but not left out either
         assert find_images([str(path)]).paths == find_images([str(tmp_path)]).paths == [path]
         with pytest.raises(UnreadableImage, match=reason):
-            ImageFiles([path], [0]).file(0)
+            ImageFiles([path], [0]).load(0)
 
 
 def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

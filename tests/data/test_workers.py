@@ -9,21 +9,21 @@ import pytest
 
 from data.test_batches import images, loader
 from lambdanets.data import batches as batches_module
-from lambdanets.data.labeled_images import IndexedImages
+from lambdanets.data.labeled_images import LabeledImages
 
 
 def make_load_hang(monkeypatch: pytest.MonkeyPatch) -> Semaphore:
     """Make `load` of images hang in each worker after 3 images; it then releases the returned semaphore."""
-    hanging, load, calls = multiprocessing.Semaphore(0), IndexedImages.load, [0]
+    hanging, load, calls = multiprocessing.Semaphore(0), LabeledImages.load, [0]
 
-    def load_or_hang(self: IndexedImages, index: int) -> Any:
+    def load_or_hang(self: LabeledImages, index: int) -> Any:
         calls[0] += 1
         if calls[0] > 3 and multiprocessing.parent_process() is not None:
             hanging.release()
             time.sleep(60)
         return load(self, index)
 
-    monkeypatch.setattr(IndexedImages, "load", load_or_hang)
+    monkeypatch.setattr(LabeledImages, "load", load_or_hang)
     monkeypatch.setattr(batches_module, "_KILL_AFTER", 0.5)
     return hanging
 

@@ -11,8 +11,7 @@ from commands import contents
 from data.coco.coco_files import write_tar
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
-from lambdanets.data.image_search import list_images
-from lambdanets.data.labeled_images import ImageFiles
+from lambdanets.data.image_search import find_images
 from lambdanets.data.shards import UNLABELED, ShardedImages, open_shards
 from lambdanets.errors import InputError
 from lambdanets_lab import shards as module
@@ -21,7 +20,7 @@ from lambdanets_lab.shards import index_shards, write_shards
 
 
 def files_by_key(images: ShardedImages) -> dict[str, bytes]:
-    return {images.key(index): images.file(index) for index in range(len(images))}
+    return {images.key(index): images.file(index).open().read() for index in range(len(images))}
 
 
 def num_images(content) -> int:
@@ -58,7 +57,7 @@ def test_images_in_memory_are_written_as_png_in_similar_shards(tmp_path):
 
 
 def test_a_list_of_images_is_written_without_classes(two_classes, tmp_path):
-    write_shards(list_images(two_classes).paths, tmp_path / "out", images_per_shard=7)
+    write_shards(find_images([str(two_classes)]).paths, tmp_path / "out", images_per_shard=7)
     splits = open_shards(str(tmp_path / "out"))
     assert (list(splits), splits["train"].classes) == (["train"], ())
     assert splits["train"].labels.tolist() == [splits["train"].load(0)[1]] * 20 == [UNLABELED] * 20
@@ -80,15 +79,13 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, t
     with tarfile.open(tmp_path / "uninterrupted/train-00003.tar") as tar:
         failing = tar.getnames()[0]
 
-    def fail(images, index):
-        if images.name(index).endswith(failing):
+    def fail(content, name):
+        if name.endswith(failing):
             raise RuntimeError("the disk is gone")
-        return file(images, index)
 
-    file = ImageFiles.file
     monkeypatch.setattr(module, "check_readable", lambda *arguments: None)
     with monkeypatch.context() as patch:
-        patch.setattr(ImageFiles, "file", fail)
+        patch.setattr(module, "read_image", fail)
         with pytest.raises(RuntimeError, match="the disk is gone"):
             write_shards(splits, tmp_path / "out", images_per_shard=3, threads=2)
     assert not (tmp_path / "out/shards.json").exists()

@@ -57,7 +57,7 @@ def _scanned_digits() -> list[tuple[Image.Image, str]]:
 
 def _scattered_digits() -> list[tuple[Image.Image, str]]:
     images = scattered_digits("val", 3, seed=0)
-    return [(images.load(index)[0], Path(images.name(index)).stem) for index in range(3)]
+    return [(images.load(index)[0], str(index)) for index in range(3)]
 
 
 def _photos() -> list[tuple[Image.Image, str]]:

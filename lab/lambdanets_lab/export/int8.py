@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.data.datasets import remap_labels
-from lambdanets.data.labeled_images import LabeledImages, SelectedImages
+from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier, open_splits_of
 from lambdanets_lab.export.runtimes import Run
@@ -43,8 +43,7 @@ class Int8Data:
         """Return up to MAX_CALIBRATION_IMAGES random training images as inputs of the graph."""
         generator = torch.Generator().manual_seed(0)
         indices = torch.randperm(len(self.train), generator=generator)[:MAX_CALIBRATION_IMAGES].sort().values.tolist()
-        chosen = SelectedImages(self.train, indices, [self.train.label(index) for index in indices])
-        return [images for images, _ in self._batches(chosen)]
+        return [images for images, _ in self._batches(self.train.select(indices))]
 
     def accuracy(self, run: Run) -> float:
         """Return the top-1 of a model file on the validation images, in [0, 1]."""

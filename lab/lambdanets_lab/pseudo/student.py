@@ -115,21 +115,13 @@ class StudentImages:
         return len(self.labeled) + len(self.pseudo)
 
     def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
-        images, index = self._find(index)
-        image, label = images.load(index)
+        first = len(self.labeled)
+        image, label = self.labeled.load(index) if index < first else self.pseudo.load(index - first)
         if isinstance(label, np.ndarray):
             return image, label
         target = np.full(self.num_classes, self.smoothing / self.num_classes, np.float32)
         target[label] += 1 - self.smoothing
         return image, target
-
-    def name(self, index: int) -> str:
-        images, index = self._find(index)
-        return images.name(index)
-
-    def _find(self, index: int) -> tuple[LabeledImages | PseudoLabeledImages, int]:
-        first = len(self.labeled)
-        return (self.labeled, index) if index < first else (self.pseudo, index - first)
 
 
 class StudentOrder(Order):

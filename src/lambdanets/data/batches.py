@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils.signal_handling import _remove_worker_pids
 
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.order import BatchSlice, Order, derive_seeds
+from lambdanets.data.order import BatchSlice, Key, Order, derive_seeds
 from lambdanets.errors import InputError, one_line
 from lambdanets.signals import SIGNALS
 from lambdanets.terminal import echo
@@ -43,7 +44,6 @@ class Batch(NamedTuple):
 
 Load = Callable[[Any, int], tuple[Any, Any]]
 Collate = Callable[[list[Any], list[Any]], tuple[Any, Any]]
-_Key = tuple[list[tuple[int, int]], int]  # the (epoch, index) of each image of a batch, and `Batch.step_images`
 
 
 def keep_lists(images: list[Any], targets: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -54,7 +54,7 @@ def keep_lists(images: list[Any], targets: list[Any]) -> tuple[list[Any], list[A
 class Batches(AbstractContextManager["Batches"]):
     """A DataLoader over a set of images that can resume in the middle of an epoch.
 
-    images: a set with `len(images)` and `images.name(index)`, for messages.
+    images: a set with `len(images)`.
     load: load(images, index) returns an image and its target, or raises UnreadableImage.
     collate: collate(images, targets) makes those of a batch, which may be none; by default lists.
     batch_size: images per training step, over all ranks and micro-batches.
@@ -90,28 +90,20 @@ class Batches(AbstractContextManager["Batches"]):
         batch_slice: BatchSlice | None = None,
         order: Order | None = None,
     ) -> None:
-        self.batch_slice = batch_slice = batch_slice or BatchSlice()
-        if not len(images):
-            raise InputError(f"number of {'training' if training else 'validation'} images must be at least 1, got 0")
-        ranks, self.accumulation_steps = batch_slice.world_size, batch_slice.accumulation_steps
-        if training and order is None:
-            min_images = ranks * self.accumulation_steps * batch_slice.min_micro_batch
-            order = Order(images, batch_size, seed, batch_slice, min_images)
-        self._order = order
-        self.steps_per_epoch = 0 if order is None else order.steps_per_epoch
-        self._num_yielded = 0  # training batches
-        self._validation: list[range] = []
+        batch_slice = batch_slice or BatchSlice()
+        ranks, parts = batch_slice.world_size, batch_slice.accumulation_steps
         if not training:
-            indices = range(batch_slice.rank, len(images), ranks)
-            size = max(1, batch_size // (ranks * self.accumulation_steps))
-            self._validation = [indices[first : first + size] for first in range(0, len(indices), size)]
-        self.collate = collate
-        self._sampler = _Sampler()
+            size = max(1, batch_size // (ranks * parts)) * ranks
+            order = Order(images, size, None, replace(batch_slice, accumulation_steps=1))
+        elif order is None:
+            order = Order(images, batch_size, seed, batch_slice, ranks * parts * batch_slice.min_micro_batch)
+        self._order, self._training, self.collate = order, training, collate
+        self.batch_slice, self.steps_per_epoch = order.batch_slice, order.steps_per_epoch
         self._dataset = _BatchDataset(images, load, collate, seed)
         self._loader = DataLoader(
             self._dataset,
             batch_size=None,  # an item of the dataset is a batch
-            sampler=self._sampler,
+            sampler=order,
             num_workers=workers,
             persistent_workers=workers > 0,  # workers have no state, because keys include the epoch
             collate_fn=Batch._make,  # by default PyTorch would convert tuples in it
@@ -127,31 +119,18 @@ class Batches(AbstractContextManager["Batches"]):
 
     def __len__(self) -> int:
         """The number of batches of an epoch on this rank."""
-        return len(self._validation) if self._order is None else self.steps_per_epoch * self.accumulation_steps
+        return len(self._order)
 
     def __iter__(self) -> Iterator[Batch]:
-        self._sampler.keys = self._keys()
         try:
             for batch in self._loader:
                 # before yield, so that a checkpoint written after the batch's step counts it
-                self._num_yielded += self._order is not None
+                self._order.num_done += self._training
                 yield batch
         except InputError as error:  # of a worker: PyTorch prepends the traceback to the message
             raise InputError(str(error).strip().rpartition(f"{InputError.__module__}.InputError: ")[2]) from error
         except (ConnectionError, EOFError) as error:  # while a killed worker sends a batch
             raise RuntimeError("DataLoader worker exited unexpectedly") from error
-
-    def _keys(self) -> Iterator[_Key]:
-        """Yield the keys of the batches that are left in the epoch."""
-        if self._order is None:
-            yield from (([(0, index) for index in batch], 0) for batch in self._validation)
-            return
-        epoch, num_done = divmod(self._num_yielded, len(self))
-        for step in range(num_done // self.accumulation_steps, self.steps_per_epoch):
-            images, step_images = self._order.step(epoch, step)
-            # strided, so that each micro-batch has images of both sets of an order with two sets
-            for first in range(self.accumulation_steps):
-                yield images[first :: self.accumulation_steps], step_images
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -173,35 +152,28 @@ class Batches(AbstractContextManager["Batches"]):
 
     def state_dict(self) -> dict[str, int]:
         """Return the number of training steps yielded so far (0 for validation), and the steps per epoch."""
-        return {"steps": self._num_yielded // self.accumulation_steps, "steps_per_epoch": self.steps_per_epoch}
+        steps = self._order.num_done // self.batch_slice.accumulation_steps
+        return {"steps": steps, "steps_per_epoch": self.steps_per_epoch}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Resume after the steps in `state`, which must be from the same set, batch size and seed.
 
         The batch slice may differ. Raises InputError if the steps per epoch differ because of it.
         """
+        ranks, parts = self.batch_slice.world_size, self.batch_slice.accumulation_steps
         if state["steps_per_epoch"] != self.steps_per_epoch:
             raise InputError(
                 f"steps per epoch must be {state['steps_per_epoch']}, as before, got {self.steps_per_epoch} "
-                f"with {self.batch_slice.world_size} ranks and {self.accumulation_steps} accumulation steps; use fewer"
+                f"with {ranks} ranks and {parts} accumulation steps; use fewer"
             )
-        self._num_yielded = state["steps"] * self.accumulation_steps
-
-
-class _Sampler:
-    """The keys of the batches that are left in the current epoch."""
-
-    keys: Iterator[_Key]
-
-    def __iter__(self) -> Iterator[_Key]:
-        return self.keys
+        self._order.num_done = state["steps"] * parts
 
 
 class _BatchDataset(Dataset[Batch]):
     def __init__(self, images: Any, load: Load, collate: Collate, seed: int) -> None:
         self._images, self._load, self._collate, self._seed = images, load, collate, seed
 
-    def __getitem__(self, key: _Key) -> Batch:
+    def __getitem__(self, key: Key) -> Batch:
         loaded: list[tuple[Any, Any]] = []
         indices: list[int] = []
         unreadable: list[str] = []
@@ -211,7 +183,7 @@ class _BatchDataset(Dataset[Batch]):
                     loaded.append(self.load(epoch, index))
                     indices.append(index)
                 except UnreadableImage as error:
-                    unreadable.append(f"{self._images.name(index)}: {error.reason}")
+                    unreadable.append(f"{error.path}: {error.reason}")
         collated = self._collate([image for image, _ in loaded], [target for _, target in loaded])
         return Batch(*collated, torch.tensor(indices, dtype=torch.int64), unreadable, key[1])
 

@@ -3,16 +3,17 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from lambdanets.data.image_folders import find_splits
 from lambdanets.data.image_search import list_files
-from lambdanets.data.labeled_images import IndexedImages, LabeledImages, SelectedImages
+from lambdanets.data.labeled_images import ImageFiles, LabeledImages, dataset_images
 from lambdanets.data.shards import SHARD_LIST, ShardedImages, is_url, open_shards
 from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
 from lambdanets.errors import InputError, first_few
@@ -113,7 +114,7 @@ def open_splits(
         minimum = len(set(train.labels))  # one per class, also of the others
         if not minimum <= training_images <= available - minimum:
             raise InputError(f"training_images must be {minimum} to {available - minimum}, got {training_images}")
-        train, _ = _divide(train, source, seed, train_size=training_images)
+        train, *_ = _hold_out(train, source, available - training_images, seed)
         source = f"{source}, {training_images} of {available} training images drawn with seed {seed}"
     return Splits(train, validation, source, test, left_out, is_drawn)
 
@@ -142,19 +143,17 @@ def _open(data: str, root: str | None) -> _Opened:
         digits = load_digits()
         pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
         items = [(Image.fromarray(image), label) for image, label in zip(pixels, digits.target.tolist(), strict=True)]
-        return IndexedImages(items, digits.target.tolist(), tuple("0123456789"), "digits"), None, Counter()
+        return dataset_images(items, digits.target.tolist(), tuple("0123456789"), "digits"), None, Counter()
     if is_timm_name(data):
         return *open_timm_dataset(data, root), Counter()
     path = Path(data)
     if is_url(data) or (data and (path / SHARD_LIST).is_file()):
         shards = open_shards(data)
         return shards["train"], shards.get("validation"), Counter()
-    if not data or not path.exists():
-        raise InputError(
-            f"data must be 'digits', a folder, a .tar or a timm dataset, got '{data}', which does not exist"
-        )
-    if not path.is_dir() and path.suffix.lower() != ".tar":
-        raise InputError(f"data must be a folder of images or an uncompressed .tar, got '{data}'")
+    is_tar = path.suffix.lower() == ".tar" and path.exists()
+    if not data or not (path.is_dir() or is_tar):
+        got = f"'{data}'{'' if path.exists() else ', which does not exist'}"
+        raise InputError(f"data must be 'digits', a folder, an uncompressed .tar or a timm dataset, got {got}")
     return find_splits(str(path), *list_files(path))
 
 
@@ -166,39 +165,29 @@ def _check_classes(train: LabeledImages) -> None:
         raise InputError(f"{train.source} must have images of at least 2 classes, got {got}")
 
 
-def _divide(images: LabeledImages, source: str, seed: int, **sizes: int) -> tuple[LabeledImages, LabeledImages]:
-    """Divide images at random, stratified by class, or whole shards. sizes: train_size or test_size of scikit-learn."""
+def _hold_out(images: LabeledImages, source: str, size: float, seed: int) -> tuple[LabeledImages, LabeledImages, str]:
+    """Hold out random images, stratified by class; of shards, whole ones. size: number of images, or a fraction.
+
+    Returns the images without those that are held out, the latter, and the source of the dataset with their number.
+    """
     from sklearn.model_selection import train_test_split
 
+    labels: Any = None
+    select: Callable[[list[int]], LabeledImages]
     if isinstance(images, ShardedImages):
-        if (count := len(images.shards)) < 2:
-            raise InputError(f"{source} must have at least 2 shards to hold some out, got {count}")
-        numbers = map(sorted, train_test_split(range(count), random_state=seed, **sizes))
-        train, test = (replace(images, shards=tuple(images.shards[number] for number in part)) for part in numbers)
-        return train, test
-    labels = [int(label) for label in images.labels]
-    for label, count in sorted(Counter(labels).items()):
+        select, count, unit, smallest = images.select_shards, len(images.shards), "shards", 1
         if count < 2:
-            name = images.classes[label]
-            raise InputError(f"{source} must have at least 2 images per class to be divided, got 1 of '{name}'")
-    parts = map(sorted, train_test_split(range(len(labels)), random_state=seed, stratify=labels, **sizes))
-    first, second = (
-        SelectedImages(images, part, [labels[index] for index in part], images.classes, images.source) for part in parts
-    )
-    return first, second
-
-
-def _hold_out(
-    images: LabeledImages, source: str, fraction: float, seed: int
-) -> tuple[LabeledImages, LabeledImages, str]:
-    """Return images without those that are held out, the latter, and the source of the dataset with their number."""
-    if isinstance(images, ShardedImages):
-        count, unit, smallest = len(images.shards), "shards", 1
+            raise InputError(f"{source} must have at least 2 shards to hold some out, got {count}")
     else:
-        count, unit, smallest = len(images), "images", len(set(images.labels))  # at least one per class in both sets
-    num_held_out = min(max(math.ceil(fraction * count), smallest), count - smallest)
-    train, held_out = _divide(images, source, seed, test_size=num_held_out)
-    return train, held_out, f"{source}, {num_held_out} of {count} {unit} held out with seed {seed}"
+        select, labels, count, unit = images.select, images.labels, len(images), "images"
+        by_class = Counter(labels)
+        smallest = len(by_class)  # at least one per class in both sets
+        if rare := [images.classes[label] for label, number in sorted(by_class.items()) if number < 2]:
+            raise InputError(f"{source} must have at least 2 images per class to be divided, got 1 of '{rare[0]}'")
+    number = size if isinstance(size, int) else min(max(math.ceil(size * count), smallest), count - smallest)
+    parts = train_test_split(range(count), test_size=number, random_state=seed, stratify=labels)
+    train, held_out = (select(sorted(part)) for part in parts)
+    return train, held_out, f"{source}, {number} of {count} {unit} held out with seed {seed}"
 
 
 def remap_labels(images: LabeledImages, classes: Sequence[str]) -> LabeledImages:
@@ -216,4 +205,4 @@ def remap_labels(images: LabeledImages, classes: Sequence[str]) -> LabeledImages
             f"({first_few(map(repr, classes))}), got {first_few(map(repr, unknown))}"
         )
     labels = [indices[nfc(name)] for name in names]
-    return SelectedImages(images, range(len(images)), labels, tuple(classes), images.source)
+    return ImageFiles([images.file(index) for index in range(len(images))], labels, tuple(classes), images.source)

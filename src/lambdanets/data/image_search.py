@@ -3,7 +3,7 @@
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -35,44 +35,49 @@ def is_image_name(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in image_suffixes()  # noqa: PTH122 - is fast
 
 
-def list_images(folder: Path, accepts: Callable[[str], bool] = is_image_name) -> FoundImages:
-    """List the image files in a folder and its sub-folders, sorted by path.
+def list_files(
+    source: Path, accepts: Callable[[str], bool] = is_image_name
+) -> tuple[list[tuple[PurePath, Path | TarMember]], Counter[str]]:
+    """List the files of a folder and its sub-folders, or of an uncompressed tar, with their paths in it, sorted.
 
     accepts: whether to include a file, by its name.
 
-    Hidden files and folders are skipped (see `is_hidden`), and the output folders of this package,
-    which have figures of images. Links to folders are followed, except to a folder above.
+    Hidden files and folders are skipped (see `is_hidden`), and the output folders of this package, which have figures
+    of images. Links to folders are followed, except to a folder above. Returns also the number of files that are left
+    out, by reason. Raises InputError for an invalid tar.
     """
+    left_out = Counter[str]()
+    files: Sequence[tuple[PurePath, Path | TarMember]]
+    files = sorted(_walk(source, left_out)) if source.is_dir() else files_in_tar(source)
+    left_out.update(path.suffix.lower() or "without a suffix" for path, _ in files if not accepts(path.name))
+    return [(path, file) for path, file in files if accepts(path.name)], left_out
 
+
+def _walk(folder: Path, left_out: Counter[str]) -> Iterator[tuple[PurePath, Path]]:
     def fail(error: OSError) -> None:
         raise error
 
-    found = FoundImages([], Counter())
     for parent, folders, files in os.walk(folder, onerror=fail, followlinks=True):
-        path = Path(parent)
+        path, inner = Path(parent), Path(parent).relative_to(folder)
         folders[:] = [name for name in folders if not is_hidden(name) and not _is_circular(path / name, folder)]
         visible = [name for name in files if not is_hidden(name)]
         if is_output({*folders, *visible}):
-            found.left_out[f"output folder '{path.absolute().name}' of a command"] += 1
+            left_out[f"output folder '{path.absolute().name}' of a command"] += 1
             folders.clear()
             continue
         if path != folder and not folders and not visible:
-            found.left_out[f"empty folder '{path.relative_to(folder)}'"] += 1
-        found.paths.extend(path / name for name in visible if accepts(name))
-        found.left_out.update(describe_suffix(PurePath(name)) for name in visible if not accepts(name))
-    found.paths.sort()
-    return found
+            left_out[f"empty folder '{inner}'"] += 1
+        yield from ((inner / name, path / name) for name in visible)
 
 
 def _is_circular(folder: Path, root: Path) -> bool:
     """Whether a folder in the root is a link to a folder above it, or above a link on its path."""
-    real = folder.resolve() if folder.is_symlink() else None
     above = folder.parents[: len(folder.parts) - len(root.parts)]
-    return real is not None and any(each.resolve().is_relative_to(real) for each in above)
+    return folder.is_symlink() and any(each.resolve().is_relative_to(folder.resolve()) for each in above)
 
 
 def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image_name) -> FoundImages:
-    """List the image files of paths and folders (see `list_images`) in the order of the inputs, without duplicates.
+    """List the image files of paths and folders (see `list_files`) in the order of the inputs, without duplicates.
 
     The path of a file may have any suffix. Raises InputError for an input that is missing or an empty folder, and if
     the inputs have no images.
@@ -81,39 +86,20 @@ def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image
     left_out = Counter[str]()
     sources = {Path(name).absolute() for name in inputs}
     for path in dict.fromkeys(map(Path, inputs)):
-        found = FoundImages([path] if path.exists() else [], Counter())  # also a named pipe, unreadable later
         if path.is_dir():
-            found = list_images(path, accepts)
-        if not any(found):
+            files, others = list_files(path, accepts)
+        else:  # also a named pipe, unreadable later
+            files, others = [(PurePath(), path)] if path.exists() else [], Counter()
+        if not files and not others:
             raise InputError(f"'{path}' must be an image or a folder of images, and is missing or empty")
-        for each in found.paths:
-            paths.setdefault(str(each.absolute()), each)
+        for inner, _ in files:
+            paths.setdefault(str((path / inner).absolute()), path / inner)
         if sources.isdisjoint(path.absolute().parents):  # otherwise counted in the folder above
-            left_out += found.left_out
+            left_out += others
     if inputs and not paths:
         got = f"none; {describe_left_out(left_out)}"
         raise InputError(f"'{first_few(inputs)}' must be an image or a folder of images, and has {got}")
     return FoundImages([*paths.values()], left_out)
-
-
-def list_files(
-    source: Path, accepts: Callable[[str], bool] = is_image_name
-) -> tuple[list[tuple[PurePath, Path | TarMember]], Counter[str]]:
-    """List the files of a folder (see `list_images`) or an uncompressed tar with their paths in it, sorted by path.
-
-    Returns also the number of files that are left out, by reason. Raises InputError for an invalid tar.
-    """
-    if source.is_dir():
-        paths, left_out = list_images(source, accepts)
-        return [(path.relative_to(source), path) for path in paths], left_out
-    files = files_in_tar(source)
-    left_out = Counter(describe_suffix(path) for path, _ in files if not accepts(path.name))
-    return [(path, member) for path, member in files if accepts(path.name)], left_out
-
-
-def describe_suffix(path: PurePath) -> str:
-    """Describe why a file that is not an image is left out."""
-    return path.suffix.lower() or "without a suffix"
 
 
 def describe_classes(classes: Sequence[str]) -> str:

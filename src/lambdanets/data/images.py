@@ -3,12 +3,12 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any, BinaryIO
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
-from lambdanets.data.pixels import convert_image, rotate, to_image
+from lambdanets.data.pixels import convert_image, to_image
 from lambdanets.data.tiff import HEADERS as TIFF_HEADERS
 from lambdanets.data.tiff import read_tiff
 from lambdanets.errors import EXTRAS, InputError, one_line
@@ -41,7 +41,7 @@ class UnreadableImage(InputError):  # noqa: N818 - it describes the image
 
 
 def read_image(
-    source: str | os.PathLike[str] | BinaryIO,
+    source: Any,
     name: str | None = None,
     *,
     channel: int | None = None,
@@ -51,7 +51,7 @@ def read_image(
 ) -> Image.Image:
     """Read an image with 8 bits per channel: mode "L" if it is gray or `channel` is given, else "RGB".
 
-    source: a path or a binary file.
+    source: a path, a binary file, a Pillow image, or an object whose `open` returns one of the latter two.
     name: name of the image in error messages, by default its path.
     channel: index of the channel, or of the plane of a stack, in the order of the file. Files with several need one,
         except color images; of an animation, the first frame is read.
@@ -75,23 +75,39 @@ def read_image(
             raise ValueError(f"it has {width} x {height} pixels, more than {max_pixels:,}; reduce its size")
 
     try:
-        with open_regular(source) if isinstance(source, str | os.PathLike) else nullcontext(source) as file:
-            file.seek(0)  # as Pillow does
-            is_tiff = file.read(4) in TIFF_HEADERS
-            file.seek(0)
-            content = read_tiff(file, channel, check_size) if is_tiff else None
+        with open_image(source) as file:
+            is_opened, header = isinstance(file, Image.Image), b""
+            if not is_opened:
+                file.seek(0)  # as Pillow does
+                header = file.read(4)
+                file.seek(0)
+            content = read_tiff(file, channel, check_size) if header in TIFF_HEADERS else None
             if content is not None:
                 pixels, orientation = content
                 image = to_image(pixels, stretch)
             else:
-                with Image.open(file, formats=FORMATS) as stored:
+                opened: AbstractContextManager[Image.Image] = (
+                    nullcontext(file) if is_opened else Image.open(file, formats=FORMATS)
+                )
+                with opened as stored:
                     check_size(*stored.size)
-                    image = convert_image(stored, channel, stretch)
+                    image = convert_image(stored, channel, stretch)  # before EXIF, which may decode PNG to 8 bits
                     orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
-        rotated = image if orientation == 1 else rotate(image, orientation)
+        rotated = image
+        if orientation != 1:
+            image.getexif()[ExifTags.Base.Orientation] = orientation  # `convert_image` may have dropped it
+            rotated = ImageOps.exif_transpose(image)
         return image if image.size == known_size != rotated.size else rotated
     except Exception as error:  # the decoders raise exceptions of many types for damaged files
         raise UnreadableImage(name or str(source), describe_error(error)) from error
+
+
+def open_image(source: Any) -> AbstractContextManager[Any]:
+    """Open a source of `read_image`, for a `with` block. Raises OSError."""
+    if isinstance(source, str | os.PathLike):
+        return open_regular(source)
+    opened: AbstractContextManager[Any] = source.open() if hasattr(source, "open") else nullcontext(source)
+    return opened  # what the caller has opened stays open
 
 
 def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:

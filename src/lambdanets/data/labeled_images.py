@@ -1,11 +1,11 @@
-"""Labeled images in files, in memory, of other packages, or selected from another set; and their batches."""
+"""Labeled images in files, in tars, in memory, or of other packages; and their batches."""
 
-import io
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,15 +13,30 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.images import UnreadableImage, describe_error, read_image
-from lambdanets.data.pixels import convert_image
+from lambdanets.data.images import read_image
 from lambdanets.data.tars import TarMember
-from lambdanets.errors import one_line
-from lambdanets.files import open_regular
 
 
-class LabeledImages:
-    """A set of images with class indices. A subclass has `labels`, and `file`, or `load` if the images are in no files.
+class DatasetItem(NamedTuple):
+    """An image of a list, a torchvision dataset or a timm reader, whose items are (image or binary file, label)."""
+
+    items: Any
+    index: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.source}/{self.index}"
+
+    def open(self) -> Any:
+        """Return the Pillow image or the open file. Datasets raise exceptions of any type for damaged files."""
+        return self.items[self.index][0]
+
+
+ImageFile = Path | TarMember | DatasetItem
+
+
+class LabeledImages(ABC):
+    """A set of images with class indices.
 
     labels: the class index of every image. classes: the class names. source: the set, for messages.
     """
@@ -33,88 +48,45 @@ class LabeledImages:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @abstractmethod
+    def file(self, index: int) -> ImageFile:
+        """Return where an image is. Raises UnreadableImage."""
+
     def load(self, index: int) -> tuple[Image.Image, int]:
         """Decode an image (mode "L" or "RGB") and return it with its label. Raises UnreadableImage."""
         label = self.label(index)
-        return read_image(io.BytesIO(self.file(index)), self.name(index)), label
+        return read_image(self.file(index)), label
 
     def label(self, index: int) -> int:
         """Return the label of an image. Raises UnreadableImage."""
         return int(self.labels[index])
 
-    def file(self, index: int) -> bytes:
-        """Return the encoded image; by default, of images that are in no files, as PNG. Raises UnreadableImage."""
-        content = io.BytesIO()
-        self.load(index)[0].save(content, "PNG")
-        return content.getvalue()
-
     def name(self, index: int) -> str:
         """The image's name in messages: its path, or the set and the index ("digits/17")."""
-        return f"{self.source}/{index}"
+        return str(self.file(index))
+
+    def select(self, indices: Sequence[int]) -> "ImageFiles":
+        """Return the images at `indices`, in this order. Raises UnreadableImage."""
+        files, labels = [self.file(index) for index in indices], [self.label(index) for index in indices]
+        return ImageFiles(files, labels, self.classes, self.source)
 
 
 @dataclass(frozen=True)
 class ImageFiles(LabeledImages):
-    """Images in files, which may be in a tar."""
+    """Images in files, in tars or of a dataset."""
 
-    files: Sequence[Path | TarMember]
+    files: Sequence[ImageFile]
     labels: Sequence[int]
     classes: tuple[str, ...] = ()
     source: str = ""
 
-    def file(self, index: int) -> bytes:
-        file = self.files[index]
-        path, start, length = (file.tar, file.start, file.length) if isinstance(file, TarMember) else (file, 0, -1)
-        try:
-            with open_regular(path) as stream:  # for each image, since forked workers would share its position
-                stream.seek(start)
-                return stream.read(length)
-        except OSError as error:
-            raise UnreadableImage(str(path), describe_error(error)) from error
-
-    def name(self, index: int) -> str:
-        return str(self.files[index])
+    def file(self, index: int) -> ImageFile:
+        return self.files[index]
 
 
-@dataclass(frozen=True)
-class IndexedImages(LabeledImages):
-    """The images of a list, a torchvision dataset or a timm reader, whose items are (image or binary file, label)."""
-
-    items: Any
-    labels: Sequence[int]
-    classes: tuple[str, ...]
-    source: str
-
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        name = self.name(index)
-        try:
-            image = self.items[index][0]
-            if isinstance(image, Image.Image):
-                return convert_image(image), self.labels[index]
-        except Exception as error:  # datasets raise exceptions of any type for damaged files
-            raise UnreadableImage(name, one_line(error)) from error
-        with image:
-            return read_image(image, name), self.labels[index]
-
-
-@dataclass(frozen=True)
-class SelectedImages(LabeledImages):
-    """The images of another set at `indices`, with new labels."""
-
-    images: Any
-    indices: Sequence[int]
-    labels: Sequence[int]
-    classes: tuple[str, ...] = ()
-    source: str = ""
-
-    def load(self, index: int) -> tuple[Image.Image, int]:
-        return self.images.load(self.indices[index])[0], self.labels[index]
-
-    def file(self, index: int) -> bytes:
-        return self.images.file(self.indices[index])
-
-    def name(self, index: int) -> str:
-        return self.images.name(self.indices[index])
+def dataset_images(items: Any, labels: Sequence[int], classes: tuple[str, ...], source: str) -> ImageFiles:
+    """Return the images of a list or a dataset, as `DatasetItem`s."""
+    return ImageFiles([DatasetItem(items, index, source) for index in range(len(labels))], labels, classes, source)
 
 
 class ImageBatches(Batches):

@@ -1,6 +1,6 @@
-"""The order of the training images, which depends only on the seed and the epoch, and its division among ranks."""
+"""The order of the images, which depends only on the seed and the epoch, and its division among ranks."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,20 +28,30 @@ class BatchSlice:
         return len(range(self.rank, stop, self.world_size))
 
 
+Key = tuple[list[tuple[int, int]], int]  # (epoch, index) of the images of a batch, and the number of the whole step
+
+
 class Order:
-    """The images of each training step on a rank, which depend only on the seed and the epoch.
+    """The batches of a rank in each epoch, as keys; a sampler of a DataLoader, which can resume within an epoch.
+
+    seed: shuffles the images of each epoch. None, for validation: they are in order.
+    min_images: minimum number of images per step. The last step of an epoch may be smaller than batch_size; it is
+        dropped if it has fewer.
 
     If the images are in files, each rank takes every world_size-th index of one permutation. If they are in shards of
     `images.shard_sizes` images, each rank takes a contiguous range of the permuted shards, so two ranks read the same
     shard only at the boundary of their ranges.
 
-    min_images: minimum number of images per step. The last step of an epoch may be smaller than batch_size; it is
-    dropped if it has fewer. Raises InputError if batch_size or the number of images is less.
+    `num_done` is the number of batches of all epochs that are done. Iterating yields those that are left of the epoch.
+    Raises InputError if batch_size or the number of images is less than min_images.
     """
 
-    def __init__(self, images: Sized, batch_size: int, seed: int, batch_slice: BatchSlice, min_images: int = 1) -> None:
+    def __init__(
+        self, images: Sized, batch_size: int, seed: int | None, batch_slice: BatchSlice, min_images: int = 1
+    ) -> None:
         if len(images) < min_images:
-            raise InputError(f"number of training images must be at least {min_images}, got {len(images)}")
+            kind = "validation" if seed is None else "training"
+            raise InputError(f"number of {kind} images must be at least {min_images}, got {len(images)}")
         if batch_size < min_images:
             raise InputError(
                 f"batch_size must be at least {min_images} for {batch_slice.world_size} ranks and "
@@ -50,11 +60,24 @@ class Order:
         self.num_images, self.batch_size, self.batch_slice = len(images), batch_size, batch_slice
         full_steps, remainder = divmod(len(images), batch_size)
         self.steps_per_epoch = full_steps + (remainder >= min_images)
+        self.num_done = 0
         self._shard_sizes: Sequence[int] | None = getattr(images, "shard_sizes", None)
         self._seed = seed
         self._cached: tuple[int, np.ndarray] | None = None
 
-    def step(self, epoch: int, step: int) -> tuple[list[tuple[int, int]], int]:
+    def __len__(self) -> int:
+        """The number of batches of an epoch on this rank."""
+        return self.steps_per_epoch * self.batch_slice.accumulation_steps
+
+    def __iter__(self) -> Iterator[Key]:
+        epoch, num_done = divmod(self.num_done, len(self))
+        for step in range(num_done // self.batch_slice.accumulation_steps, self.steps_per_epoch):
+            images, step_images = self.step(epoch, step)
+            # strided, so that each micro-batch has images of both sets of an order with two sets
+            for first in range(self.batch_slice.accumulation_steps):
+                yield images[first :: self.batch_slice.accumulation_steps], step_images
+
+    def step(self, epoch: int, step: int) -> Key:
         """Return the (epoch, image index) of this rank's images in a step, and the number of images of all ranks."""
         start = step * self.batch_size
         count = min(self.batch_size, self.num_images - start)
@@ -65,7 +88,9 @@ class Order:
         """Return the indices of this rank's images in an epoch, int64."""
         if self._cached is None or self._cached[0] != epoch:
             rank, world_size = self.batch_slice.rank, self.batch_slice.world_size
-            if self._shard_sizes is None:
+            if self._seed is None:
+                order = np.arange(rank, self.num_images, world_size)
+            elif self._shard_sizes is None:
                 order = permutation(self.num_images, self._seed, epoch)[rank::world_size]
             else:
                 start = sum(BatchSlice(lower, world_size).count(self.num_images) for lower in range(rank))

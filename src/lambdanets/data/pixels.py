@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageFile
 from PIL.ExifTags import Base
 
 _CUT = ";16B"  # end of Pillow's raw modes of PNG files of which it keeps only the high byte of each sample
@@ -33,12 +33,6 @@ def convert_image(image: Image.Image, channel: int | None = None, stretch: bool 
             return shallow
         pixels = np.asarray(shallow)
     return to_image(select_channel(pixels, channel), stretch)
-
-
-def rotate(image: Image.Image, orientation: int) -> Image.Image:
-    """Rotate and mirror an image as EXIF says; `convert_image` may drop the EXIF of an image."""
-    image.getexif()[Base.Orientation] = orientation
-    return ImageOps.exif_transpose(image)
 
 
 def _deep_pixels(image: Image.Image) -> np.ndarray | None:

@@ -5,8 +5,9 @@ import importlib
 import io
 import itertools
 import tarfile
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from types import ModuleType
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -17,7 +18,7 @@ from lambdanets.data.image_search import image_suffixes
 from lambdanets.data.images import UnreadableImage, describe_error
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.order import WINDOW
-from lambdanets.data.tars import iterate_tar
+from lambdanets.data.tars import TarMember, iterate_tar
 from lambdanets.errors import InputError
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
@@ -176,6 +177,10 @@ class ShardedImages(LabeledImages):
         """The number of images in each shard."""
         return [shard.images for shard in self.shards]
 
+    def select_shards(self, numbers: Iterable[int]) -> "ShardedImages":
+        """Return the images of some of the shards."""
+        return replace(self, shards=tuple(self.shards[number] for number in numbers))
+
     @property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # not an attribute: read on demand
         """The label of each image, int64 (n,). Reads all shards at each access. Raises UnreadableImage."""
@@ -197,22 +202,10 @@ class ShardedImages(LabeledImages):
             raise UnreadableImage(self.name(index), f"{expected}, got {image.label[:20]!r}")
         return label
 
-    def file(self, index: int) -> bytes:
+    def file(self, index: int) -> TarMember:
         shard, image = self._find(index)
-        try:
-            with open_shard(self.location, shard) as file:
-                file.seek(image.start)
-                return file.read(image.length)
-        except OSError as error:
-            raise UnreadableImage(self.name(index), describe_error(error)) from error
-
-    def name(self, index: int) -> str:
-        """The path or URL of the shard, and the name of the member, or the position in an unreadable shard."""
-        try:
-            shard, image = self._find(index)
-        except UnreadableImage as error:
-            return error.path
-        return f"{self.location}/{shard.name}/{image.name}"
+        open_tar = partial(open_shard, self.location, shard)
+        return TarMember(f"{self.location}/{shard.name}/{image.name}", open_tar, image.start, image.length)
 
     def key(self, index: int) -> str:
         """Return the WebDataset key of an image. Raises UnreadableImage for an unreadable shard."""

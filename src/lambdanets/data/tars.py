@@ -1,10 +1,12 @@
 """Files in uncompressed tars, found from the headers of their members."""
 
+import io
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import is_hidden, open_regular
@@ -13,15 +15,21 @@ _PADDING = 2**20  # bytes after the end-of-archive block that must be zero; GNU 
 
 
 class TarMember(NamedTuple):
-    """A file in a tar: its name, and its offset and length in bytes."""
+    """A file in a tar: the path of the tar and its name in it, what opens the tar, its offset and length in bytes."""
 
-    tar: Path
     name: str
+    open_tar: Callable[[], BinaryIO]
     start: int
     length: int
 
     def __str__(self) -> str:
-        return f"{self.tar}/{self.name}"
+        return self.name
+
+    def open(self) -> BinaryIO:
+        """Open a copy of the file in memory. Raises OSError."""
+        with self.open_tar() as tar:  # for each file, since forked workers would share its position
+            tar.seek(self.start)
+            return io.BytesIO(tar.read(self.length))
 
 
 def iterate_tar(file: Any, start: int = 0, folder: str = "") -> Iterator[tuple[str, int, int]]:
@@ -61,9 +69,10 @@ def files_in_tar(tar: Path) -> list[tuple[PurePosixPath, TarMember]]:
     A nested tar is a folder, whose name has no suffix. Of members with the same name, the last counts. Raises
     InputError for an incomplete or invalid tar.
     """
-    with open_regular(tar) as file:
+    open_tar = partial(open_regular, tar)
+    with open_tar() as file:
         try:
-            members = {name: TarMember(tar, name, *span) for name, *span in iterate_tar(file)}
+            members = {name: TarMember(f"{tar}/{name}", open_tar, *span) for name, *span in iterate_tar(file)}
         except (OSError, tarfile.TarError) as error:
             raise InputError(f"{tar} must be a complete, uncompressed tar: {one_line(error)}") from error
     return sorted((PurePosixPath(re.sub(r"(?i)\.tar/", "/", name)), member) for name, member in members.items())

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lambdanets.data.images import read_image
-from lambdanets.data.labeled_images import IndexedImages
+from lambdanets.data.labeled_images import ImageFiles, dataset_images
 from lambdanets.errors import InputError, one_line
 
 _PREFIXES = ("torch/", "hfds/")  # timm's other sets have no random access
@@ -14,7 +14,7 @@ def is_timm_name(data: str) -> bool:
     return data.lower().startswith(_PREFIXES)
 
 
-def open_timm_dataset(data: str, root: str | None) -> tuple[IndexedImages, IndexedImages]:
+def open_timm_dataset(data: str, root: str | None) -> tuple[ImageFiles, ImageFiles]:
     """Open the train and validation splits of a dataset.
 
     root: the folder of the dataset. "torch/" datasets are not downloaded.
@@ -32,7 +32,7 @@ def open_timm_dataset(data: str, root: str | None) -> tuple[IndexedImages, Index
         return train, _open_split(data, root, "test")
 
 
-def _open_split(data: str, root: str | None, split: str) -> IndexedImages:
+def _open_split(data: str, root: str | None, split: str) -> ImageFiles:
     import timm.data
 
     try:
@@ -53,4 +53,4 @@ def _open_split(data: str, root: str | None, split: str) -> IndexedImages:
     except Exception as error:  # data sets raise exceptions of any type, and may have labels that are no classes
         raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {one_line(error)}") from error
     indices = range(max([-1, *names, *labels]) + 1)
-    return IndexedImages(items, labels, tuple(names.get(index, str(index)) for index in indices), f"{data}/{split}")
+    return dataset_images(items, labels, tuple(names.get(index, str(index)) for index in indices), f"{data}/{split}")

@@ -13,8 +13,8 @@ from PIL.Image import Image
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.annotations import AnnotatedImage, Category
-from lambdanets.data.coco.images import AnnotatedImages, image_to_tensor, load_image, open_annotated
+from lambdanets.data.coco.annotations import AnnotatedImage, AnnotatedImages, Category
+from lambdanets.data.coco.images import image_to_tensor, load_image, open_annotated
 from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
@@ -103,8 +103,8 @@ def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...])
     elif not data or not images:
         raise InputError("data and images must be given for a model that names no data, such as a file, got none")
     else:
-        annotated = open_annotated(Path(data), Path(images), [each.id for each in categories])
-    found = annotated.annotations.categories
+        annotated = open_annotated(Path(data), Path(images))
+    found = annotated.categories
     wanted, got = ([f"{nfc(each.name)!r} (id {each.id})" for each in several] for several in (categories, found))
     if got != wanted:
         unknown = next((name for name in got if name not in wanted), f"only {len(got)} of them")

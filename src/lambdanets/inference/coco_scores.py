@@ -71,7 +71,7 @@ def evaluate_results(
     Returns AP, AP50, AP75, APs, APm and APl in [0, 1] for "bbox" and "segm", and in "AP_by_category" the AP of each
     category by its name. None stands for categories and sizes without objects.
 
-    truth: from `Annotations.to_coco`. Crowd regions are not objects, and detections in them are ignored.
+    truth: from `AnnotatedImages.to_coco`. Crowd regions are not objects, and detections in them are ignored.
     results: from `coco_results`. Detections with equal scores in an image are ranked in this order.
     max_detections: maximum number of detections per image and category. Those with the highest scores are used.
 

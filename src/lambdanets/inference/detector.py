@@ -133,7 +133,7 @@ class Detector(CocoPredictor):
     def measure(self, batch: Batch) -> list[Any]:
         """Return (index, COCO results) of each image. All masks of a batch are in memory."""
         detections = self.infer_tensors(batch.images)
-        annotated, category_ids = self.images.annotations.images, self.card.category_ids
+        annotated, category_ids = self.images.images, self.card.category_ids
         return [
             (index, coco_results(found, annotated[index].id, category_ids))
             for index, found in zip(batch.indices.tolist(), detections, strict=True)
@@ -141,8 +141,7 @@ class Detector(CocoPredictor):
 
     def score(self, measures: list[Any]) -> Evaluation:
         results = [result for _, found in measures for result in found]
-        truth = self.images.annotations.to_coco(index for index, _ in measures)
-        max_detections = self.card.max_detections
+        truth, max_detections = self.images.select(index for index, _ in measures).to_coco(), self.card.max_detections
         scores = evaluate_results(truth, results, max_detections=max_detections)
         rows = (("boxes", scores["bbox"]), ("masks", scores["segm"]))
         return Evaluation(

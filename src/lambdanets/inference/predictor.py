@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
-from PIL.ExifTags import Base
 from PIL.Image import Image, fromarray
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from torchvision.transforms.functional import to_pil_image
 from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.pixels import convert_image, rotate
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_open, atomic_write
@@ -261,10 +259,9 @@ def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
                 expected = "uint8, floating point of a tensor, or up to 32 bits in an array (H, W)"
                 raise InputError(f"its dtype must be {expected}, got {image.dtype}")
             image = to_pil_image(image)
-        converted = convert_image(image, channel, stretch)  # before EXIF is read, which may decode PNG to 8 bits
-        return rotate(converted, image.getexif().get(Base.Orientation, 1))
-    except Exception as error:  # Pillow decodes files lazily
+    except Exception as error:  # torch, torchvision and Pillow raise exceptions of many types
         raise UnreadableImage(name, one_line(error)) from error
+    return read_image(image, name, channel=channel, stretch=stretch)
 
 
 def save_image(image: Image, stem: Path) -> None:

@@ -117,7 +117,7 @@ class Segmenter(CocoPredictor):
     @torch.compiler.set_stance("force_eager")
     def measure(self, batch: Batch) -> list[Any]:
         """Return (index, *`ImageCounts`) of each image. Only images of equal size share a forward pass."""
-        annotated, count = self.images.annotations.images, len(self.classes)
+        annotated, count = self.images.images, len(self.classes)
         return [
             (index, *count_image(found.labels.numpy(), make_semantic_mask(annotated[index]), count))
             for index, found in zip(batch.indices.tolist(), self.infer_tensors(batch.images), strict=True)

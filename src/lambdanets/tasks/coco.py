@@ -12,8 +12,8 @@ from PIL.Image import Image
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.images import AnnotatedImages, Target, open_annotated
+from lambdanets.data.coco.annotations import AnnotatedImage, AnnotatedImages
+from lambdanets.data.coco.images import Target, open_annotated
 from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.data.order import permutation
 from lambdanets.errors import InputError
@@ -40,7 +40,8 @@ class CocoTask(Task):
         else:
             training = open_annotated(Path(recipe.data), Path(recipe.images or ""))
             self.source = f"{recipe.data} and {recipe.validation_data}"
-        categories = training.annotations.categories
+        categories = training.categories
+        self.training_sha256 = training.fingerprint  # of the whole set, since subsets depend on the seed
         if recipe.training_images is not None:
             if recipe.training_images > len(training):
                 raise InputError(f"training_images must be at most {len(training)}, got {recipe.training_images}")
@@ -50,14 +51,14 @@ class CocoTask(Task):
         self.training = replace(training, stretch=recipe.stretch)
         self.validation = replace(open_validation(recipe.fields(), categories), stretch=recipe.stretch)
         for name, images in (("data", self.training), ("validation_data", self.validation)):
-            if all(instance.crowd for image in images.annotations.images for instance in image.objects):
+            if all(instance.crowd for image in images.images for instance in image.objects):
                 got = f"none: {self.source}; if a tool wrote 1 for masks of single objects, as CVAT does, write 0"
                 raise InputError(f"{name} must have at least one object with iscrowd 0, got {got}")
         self.classes = tuple(category.name for category in categories)
         self.category_ids = tuple(category.id for category in categories)
         self.left_out = self.training.problems.left_out + self.validation.problems.left_out
         self.findings = {"training": self.training.problems, "validation": self.validation.problems}
-        fingerprints = self.training.fingerprint + self.validation.fingerprint
+        fingerprints = self.training_sha256 + self.validation.fingerprint
         self.fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
 
     @classmethod
@@ -80,8 +81,10 @@ class CocoTask(Task):
     def provenance(self) -> dict[str, Any]:
         data, validation_data = self.recipe.data, self.recipe.validation_data or self.recipe.data
         return {
-            "dropped": {name: found.counts() for name, found in self.findings.items()},
-            "training_data": {"name": data, "sha256": self.training.fingerprint},
+            "dropped": {
+                name: {problem: len(ids) for problem, ids in found.items()} for name, found in self.findings.items()
+            },
+            "training_data": {"name": data, "sha256": self.training_sha256},
             "validation_data": {"name": validation_data, "sha256": self.validation.fingerprint},
         }
 

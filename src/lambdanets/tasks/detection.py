@@ -106,7 +106,7 @@ class DetectionTask(CocoTask):
 
         Objects are repeated, so that the mask head gets as many positive regions as in later epochs.
         """
-        images = self.training.annotations.images
+        images = self.training.images
         indices = sorted(range(len(images)), key=lambda index: -len(images[index].objects))
         image, target = first_readable(batches, indices)
         size = max(self.recipe.image_size, *image.shape[1:])

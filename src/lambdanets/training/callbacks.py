@@ -200,7 +200,7 @@ class Checkpoints(Callback):
         self.folder, self.task, self.training_batches, self.run_log = folder, task, training_batches, log
 
     def state_dict(self) -> dict[str, Any]:
-        parts = self.training_batches.accumulation_steps
+        parts = self.training_batches.batch_slice.accumulation_steps
         return {"data": self.task.fingerprint, "parts": parts, **self.training_batches.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -209,7 +209,7 @@ class Checkpoints(Callback):
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning counts micro-batches; their number per step changes with the world size
         old_steps = checkpoint["callbacks"][self.state_key]["parts"]
-        new_steps = self.training_batches.accumulation_steps
+        new_steps = self.training_batches.batch_slice.accumulation_steps
         for counts in checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"].values():
             if isinstance(counts, dict):
                 in_progress = counts["processed"] - counts["completed"]  # 1 if written in on_train_batch_end

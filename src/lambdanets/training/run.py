@@ -80,7 +80,7 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
     """
     with process_group() as world:
         task, training, _ = prepare(resolve_recipe(recipe), world)
-        recipe, steps, accumulation = task.recipe, training.steps_per_epoch, training.accumulation_steps
+        recipe, steps, accumulation = task.recipe, training.steps_per_epoch, training.batch_slice.accumulation_steps
         images_per_step = sum(recipe.step_sizes(len(task.training)))
         micro_batch = -(-images_per_step // (world.world_size * accumulation))
         device = best_device()
@@ -211,7 +211,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     checkpoints = Checkpoints(folder / "checkpoints", task, training, log)
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [*([ema] if ema else []), log, timer, checkpoints]
-    trainer = _make_trainer(recipe, folder, callbacks, world, training.accumulation_steps)
+    trainer = _make_trainer(recipe, folder, callbacks, world, training.batch_slice.accumulation_steps)
     with training, validation, closing(log):
         trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training

@@ -10,7 +10,7 @@ from torch import nn
 
 import lambdanets as ln
 from lambdanets.data.coco.images import image_to_tensor
-from lambdanets.data.image_search import list_images
+from lambdanets.data.image_search import find_images
 from lambdanets.data.images import read_image
 from lambdanets.errors import InputError
 from lambdanets_lab.export.graphs import missing_objects
@@ -23,7 +23,7 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 @pytest.fixture
 def scattered_digits(exported_detector):
-    return [image_to_tensor(read_image(path))[None] for path in list_images(exported_detector.images).paths]
+    return [image_to_tensor(read_image(path))[None] for path in find_images([str(exported_detector.images)]).paths]
 
 
 def assert_same_objects(exported, images):

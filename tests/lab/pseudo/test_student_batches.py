@@ -9,12 +9,12 @@ import torch
 from PIL import Image
 
 from data.test_batches import to_tensor
-from lambdanets.data.labeled_images import ImageBatches, IndexedImages
+from lambdanets.data.labeled_images import DatasetItem, ImageBatches, ImageFiles
 from lambdanets.data.order import BatchSlice
 from lambdanets_lab.pseudo.student import StudentImages, StudentOrder, StudentTask
 
 
-class SoftLabeled(IndexedImages):
+class SoftLabeled(ImageFiles):
     """Images in shards with soft labels over 3 classes."""
 
     shard_sizes: list[int]
@@ -26,11 +26,12 @@ class SoftLabeled(IndexedImages):
         return image, distribution
 
 
-def make_images(count, image_class=IndexedImages, first=0, shard_sizes=None):
+def make_images(count, image_class=ImageFiles, first=0, shard_sizes=None):
     """Make gray images of brightness `first`, `first` + 1, ..., with labels 0, 1, 2, 0, ..."""
     items = [(Image.new("L", (2, 2), first + index), index % 3) for index in range(count)]
-    labeled = image_class(items, [label for _, label in items], (), "numbers")
-    if image_class is not IndexedImages:
+    files = [DatasetItem(items, index, "numbers") for index in range(count)]
+    labeled = image_class(files, [label for _, label in items])
+    if image_class is not ImageFiles:
         labeled.shard_sizes = shard_sizes or [count]
     return labeled
 

@@ -66,7 +66,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     detector = Detector(_construct(recipe, pixels), card)
     annotations = [
         _annotation(image.id, ids[label - 1], box, image.width)
-        for image, tensor in zip(images.annotations.images, pixels, strict=True)
+        for image, tensor in zip(images.images, pixels, strict=True)
         for label, box in _without_overlap(detector.infer_tensors([tensor])[0])
     ]
     edit_annotations(

@@ -68,10 +68,10 @@ def test_rejects_a_detection_set_without_objects(tiny, split, name, tmp_path):
 
 
 def test_dropped_annotations_are_reported_and_listed_also_after_resuming(tiny, tmp_path, monkeypatch, capsys):
-    invalid = [{"id": 900 + n, "image_id": 77, "category_id": 1, "bbox": [1, 1, 5, 5], "area": 25} for n in range(7)]
+    invalid = [{"id": 900 + n, "image_id": 1, "category_id": 1, "bbox": [1, 1, 5, 5], "area": 25} for n in range(7)]
     edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [*rows, *invalid])
     edit_annotations(tmp_path / "digits/val.json", annotations=lambda rows: [*rows, invalid[0]])
-    problem = "annotations dropped: no image has their image_id"
+    problem = "annotations dropped: no segmentation, or one without pixels"
     expected = {"training": {problem: list(range(900, 907))}, "validation": {problem: [900]}}
     folder = interrupted_run(tiny, tmp_path / "run", monkeypatch, 1)
     path = folder / "findings.json"

@@ -13,8 +13,6 @@ from torch import nn
 
 from data.coco import coco_files
 from lambdanets.data.coco.annotations import read_annotations
-from lambdanets.data.coco.images import AnnotatedImages
-from lambdanets.data.labeled_images import IndexedImages
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.recipes.scattered_digits import recipe as DIGITS
@@ -38,7 +36,7 @@ def many_objects(tmp_path_factory):
     content = coco_files.content(*map(square, range(NUM_OBJECTS)), images=images)
     content["categories"] = [{"id": 7, "name": "square"}]  # of one class, only outlines are drawn
     annotations = read_annotations(coco_files.write(tmp_path_factory.mktemp("many") / "a.json", content))
-    return AnnotatedImages(annotations, IndexedImages([(image, 0)], [0], (), "memory"), "")
+    return replace(annotations, images=(replace(annotations.images[0], file=image),))
 
 
 def peak_memory():

@@ -19,9 +19,9 @@ def write_scattered_digits(folder: Path, seed: int) -> None:
     for split, count in (("train", NUM_TRAINING_IMAGES), ("val", NUM_VALIDATION_IMAGES)):
         images = scattered_digits(split, count, seed)
         (folder / split).mkdir(parents=True)
-        for index, image in enumerate(images.annotations.images):
-            (folder / split / image.name).write_bytes(images.files.file(index))
-        (folder / f"{split}.json").write_text(json.dumps(images.annotations.to_coco()))
+        for index, image in enumerate(images.images):
+            images.load(index)[0].save(folder / split / image.name)
+        (folder / f"{split}.json").write_text(json.dumps(images.to_coco()))
 
 
 def tiny_recipe(folder: Path, **changes: Any) -> DetectionRecipe:

@@ -3,15 +3,18 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
+from PIL.Image import Image
 from pydantic import Field, PositiveInt
 
 from lambdanets.data.coco.segmentations import NO_MASK, AnnotationError, box_and_area, pack_polygons, to_rle
+from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import encode_utf8, open_regular
 from lambdanets.records import adapter, reraise_as_input_error
@@ -19,8 +22,6 @@ from lambdanets.records import adapter, reraise_as_input_error
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _MAX_DIFFERENCE = 2  # pixels, from rounding and tracing, between the sides of a box and of its mask
-_UNKNOWN_IMAGE = "annotations dropped: no image has their image_id"
-_UNKNOWN_CATEGORY = "annotations dropped: no category has their category_id"
 _GROUP = "categories dropped: they have no annotations, and are the supercategory of others"
 _BOX = "boxes replaced by those of the masks, from which they differ"
 
@@ -57,13 +58,14 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedImage:
-    """The annotations of an image: id, file name, size in pixels, and objects in the order of the file."""
+    """An image: id and file name in the annotations, size in pixels, objects in the order of the file, and its file."""
 
     id: int
     name: Annotated[str, Field(min_length=1, alias="file_name")]
     height: PositiveInt
     width: PositiveInt
     objects: tuple[Object, ...] = ()
+    file: Any = field(default=None, repr=False, compare=False)  # as for `read_image`
 
 
 class AnnotationProblems(dict[str, list[int]]):
@@ -73,47 +75,61 @@ class AnnotationProblems(dict[str, list[int]]):
         """One line per problem: number of ids, description, first ids."""
         return [f"{len(ids)} {problem} (id {first_few(ids)})" for problem, ids in self.items()]
 
-    def counts(self) -> dict[str, int]:
-        """The number of ids per problem."""
-        return {problem: len(ids) for problem, ids in self.items()}
-
     @property
     def left_out(self) -> Counter[str]:
         """The number of annotations and images that were dropped."""
-        dropped = Counter[str]()
-        for problem, ids in self.items():
-            kind, is_dropped, _ = problem.partition(" dropped: ")
-            if is_dropped:
-                dropped[kind] += len(ids)
-        return dropped
+        return Counter(problem.split()[0] for problem, ids in self.items() for _ in ids if " dropped: " in problem)
 
 
 @dataclass(frozen=True)
-class Annotations:
-    """The valid annotations of a file, with categories and images in order of their ids.
+class AnnotatedImages:
+    """Images with their annotations: the valid annotations of a file, with categories and images in order of their ids.
 
     problems: the ids of the annotations and images that were dropped or repaired.
+    stretch: whether images are stretched (see `to_8_bits`).
     """
 
     categories: tuple[Category, ...]
     images: tuple[AnnotatedImage, ...]
     problems: AnnotationProblems
+    stretch: bool = False
 
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @cached_property
     def fingerprint(self) -> str:
-        """Return the SHA-256 of categories, file names, image sizes and objects, in hexadecimal digits."""
+        """The SHA-256 of categories, file names, image sizes and objects, in hexadecimal digits."""
         digest = hashlib.sha256(encode_utf8(repr(self.categories)))
         for image in self.images:
             digest.update(encode_utf8(repr(image)))
         return digest.hexdigest()
 
-    def to_coco(self, indices: Iterable[int] | None = None) -> dict[str, Any]:
-        """Convert the images at `indices` (all by default) and their objects to COCO's instances format.
+    def load(self, index: int) -> tuple[Image, AnnotatedImage]:
+        """Decode an image (mode "L" or "RGB", in the orientation of its annotations); return it with its annotations.
+
+        Raises UnreadableImage, also if its size is not the size in the annotations.
+        """
+        annotated = self.images[index]
+        known_size = (annotated.width, annotated.height)
+        image = read_image(annotated.file, known_size=known_size, stretch=self.stretch)
+        if image.size != known_size:
+            expected = f"its size must be the annotated {annotated.width} x {annotated.height} pixels"
+            raise UnreadableImage(str(annotated.file), f"{expected}, got {image.width} x {image.height}")
+        return image, annotated
+
+    def select(self, indices: Iterable[int]) -> "AnnotatedImages":
+        """Return the subset of the images at `indices`, in this order."""
+        return replace(self, images=tuple(self.images[index] for index in indices))
+
+    def to_coco(self) -> dict[str, Any]:
+        """Convert the images and their objects to COCO's instances format.
 
         The ids are those of the file. Boxes are clipped to the image, and masks are RLEs. Crowd regions are included.
         """
-        chosen = self.images if indices is None else [self.images[index] for index in indices]
         images = [
-            {"id": image.id, "file_name": image.name, "height": image.height, "width": image.width} for image in chosen
+            {"id": image.id, "file_name": image.name, "height": image.height, "width": image.width}
+            for image in self.images
         ]
         annotations = [
             {
@@ -125,7 +141,7 @@ class Annotations:
                 "iscrowd": int(obj.crowd),
                 "segmentation": {"size": [image.height, image.width], "counts": obj.segmentation},
             }
-            for image in chosen
+            for image in self.images
             for obj in image.objects
             for left, top, right, bottom in [obj.box]
         ]
@@ -153,17 +169,14 @@ class _File:
     annotations: list[_Entry]
 
 
-def read_annotations(path: Path, known: Collection[int] = ()) -> Annotations:
+def read_annotations(path: Path) -> AnnotatedImages:
     """Read a COCO instances file (images, annotations, categories), without opening image files.
 
-    known: ids of categories that a model has, which are not dropped.
-
-    Ids may be any integers; iscrowd and area are optional. Annotations without a valid mask, image or category are
-    dropped, and boxes that contradict their masks are replaced. A category without annotations that is the
-    supercategory of others is dropped, too: Roboflow writes one. All are listed in `problems`. Raises InputError for a
-    file that is truncated or not in this format, for duplicate ids or names of images and categories, for a file
-    without images or categories, for shifted ids of categories or images, and if more than half of the annotations are
-    invalid.
+    Ids may be any integers; iscrowd and area are optional. Annotations without a valid mask are dropped, and boxes that
+    contradict their masks are replaced. Roboflow's first category, which only groups others, is dropped, too. All are
+    listed in `problems`. Raises InputError for a file that is truncated or not in this format, for duplicate ids or
+    names of images and categories, for a file without images or categories, for annotations of images or categories
+    that it lacks, and if more than half of the annotations are invalid.
 
     Time and memory are linear in the size of the file, since all masks are decoded once: a file with a tenth of the
     objects of COCO's training set (84,000 in 9,900 images) takes 4 s and 120 MB on one core of a virtual machine.
@@ -173,9 +186,9 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> Annotations:
         # not strict, because pandas writes integers with missing values as floats
         content: _File = adapter(_File).validate_python(decoded)
     used = {entry.category_id for entry in content.annotations}
-    parents = [(entry.supercategory, entry.id) for entry in content.categories]
-    unused = [entry for entry in content.categories if entry.id not in used and entry.id not in known]
-    groups = [entry.id for entry in unused if any(entry.name == name and entry.id != child for name, child in parents)]
+    parents = [entry.supercategory for entry in content.categories if entry.supercategory != "none"]
+    tops = [entry for entry in content.categories if entry.supercategory == "none" and entry.name in parents]
+    groups = [entry.id for entry in tops if entry.id not in used]
     content.categories = [entry for entry in content.categories if entry.id not in groups]
     for section, key in product(("categories", "images"), ("id", "name")):
         counts = Counter(getattr(entry, key) for entry in getattr(content, section))
@@ -184,8 +197,8 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> Annotations:
     categories = sorted(content.categories, key=lambda category: category.id)
     indices = {category.id: index for index, category in enumerate(categories)}
     images = {image.id: image for image in sorted(content.images, key=lambda image: image.id)}
-    _check_not_shifted("category_id", used, indices.keys(), path)
-    _check_not_shifted("image_id", {entry.image_id for entry in content.annotations}, images.keys(), path)
+    _check_ids("category_id", used, indices.keys(), path)
+    _check_ids("image_id", {entry.image_id for entry in content.annotations}, images.keys(), path)
     objects: dict[int, list[Object]] = {image_id: [] for image_id in images}
     problems = AnnotationProblems({_GROUP: groups} if groups else {})
     for entry in content.annotations:
@@ -203,30 +216,22 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> Annotations:
             f"{'; '.join(problems.lines())}; repair them, or remove them from the file"
         )
     with_objects = (replace(image, objects=tuple(objects[image_id])) for image_id, image in images.items())
-    return Annotations(tuple(categories), tuple(with_objects), problems)
+    return AnnotatedImages(tuple(categories), tuple(with_objects), problems)
 
 
-def _check_not_shifted(key: str, used: Set[int], known: Set[int], path: Path) -> None:
-    """Raise InputError if some ids are unknown, but none after adding or subtracting 1.
-
-    The known ones are then wrong, too: tools count categories and images from 0 or from 1.
-    """
-    for shift, advice in ((1, "add 1 to"), (-1, "subtract 1 from")):
-        if used - known and {value + shift for value in used} <= known:
-            raise InputError(
-                f"{key} of the annotations in '{path}' must be among the ids {min(known)} to {max(known)} of the file, "
-                f"got {min(used)} to {max(used)}; {advice} each {key}, or remove the annotations of {min(used - known)}"
-            )
+def _check_ids(key: str, used: Set[int], known: Set[int], path: Path) -> None:
+    """Raise InputError if an id is unknown. Others may then be wrong, too: tools count from 0 or from 1."""
+    if unknown := used - known:
+        raise InputError(
+            f"{key} of the annotations in '{path}' must be among the ids {min(known)} to {max(known)} of the file, got "
+            f"{first_few(sorted(unknown))}; add or subtract 1 if a tool counts otherwise, or remove these annotations"
+        )
 
 
 def _read_object(
     entry: _Entry, categories: Mapping[int, int], images: Mapping[int, AnnotatedImage]
 ) -> tuple[Object, str]:
     """Return an object, and the problem of its box, or "". Raises AnnotationError."""
-    if entry.image_id not in images:
-        raise AnnotationError(_UNKNOWN_IMAGE)
-    if entry.category_id not in categories:
-        raise AnnotationError(_UNKNOWN_CATEGORY)
     height, width = images[entry.image_id].height, images[entry.image_id].width
     segmentation = to_rle(entry.segmentation, height, width)
     mask, mask_area = box_and_area(segmentation, height, width)

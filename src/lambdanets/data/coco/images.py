@@ -5,12 +5,10 @@ boxes (n, 4) as x1, y1, x2, y2, labels (n,) int64 from 1, and masks (n, H, W) ui
 mask (H, W) uint8. In evaluation it is empty.
 """
 
-import io
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,11 +17,9 @@ from PIL.Image import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.coco.annotations import AnnotatedImage, AnnotationProblems, Annotations, read_annotations
+from lambdanets.data.coco.annotations import AnnotatedImage, AnnotatedImages, read_annotations
 from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.data.image_search import list_files
-from lambdanets.data.images import UnreadableImage, read_image
-from lambdanets.data.labeled_images import ImageFiles, SelectedImages
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 
@@ -33,83 +29,33 @@ IGNORED = 255  # ignore_index of the loss; scores do not count these pixels eith
 SEMANTIC_MASK = "semantic_mask"  # key in the targets of a batch
 
 
-@dataclass(frozen=True)
-class AnnotatedImages:
-    """Images with their annotations, in order of the image ids.
-
-    files: the images in the same order, as a `LabeledImages` whose labels are not used.
-    fingerprint: that of the annotations; of a subset, that of the whole set.
-    stretch: whether images are stretched (see `to_8_bits`).
-    """
-
-    annotations: Annotations
-    files: Any
-    fingerprint: str
-    stretch: bool = False
-
-    def __len__(self) -> int:
-        return len(self.annotations.images)
-
-    @property
-    def problems(self) -> AnnotationProblems:
-        """The ids of the annotations and images that were dropped or repaired."""
-        return self.annotations.problems
-
-    def name(self, index: int) -> str:
-        """The image's name in messages: its path, or the path of the tar and the name in the tar."""
-        return self.files.name(index)
-
-    def load(self, index: int) -> tuple[Image, AnnotatedImage]:
-        """Decode an image (mode "L" or "RGB", in the orientation of its annotations); return it with its annotations.
-
-        Raises UnreadableImage, also if its size is not the size in the annotations.
-        """
-        annotated = self.annotations.images[index]
-        content = io.BytesIO(self.files.file(index))
-        known_size = (annotated.width, annotated.height)
-        image = read_image(content, self.name(index), known_size=known_size, stretch=self.stretch)
-        if image.size != known_size:
-            expected = f"its size must be the annotated {annotated.width} x {annotated.height} pixels"
-            raise UnreadableImage(self.name(index), f"{expected}, got {image.width} x {image.height}")
-        return image, annotated
-
-    def select(self, indices: Iterable[int]) -> "AnnotatedImages":
-        """Return the subset of the images at `indices`, in this order."""
-        indices = list(indices)
-        annotations = replace(self.annotations, images=tuple(self.annotations.images[index] for index in indices))
-        return replace(self, annotations=annotations, files=SelectedImages(self.files, indices, ()))
-
-
-def open_annotated(annotations: Path, images: Path, known: Collection[int] = ()) -> AnnotatedImages:
+def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
     """Open COCO instances with their images in a folder or an uncompressed tar. No image is decoded.
-
-    known: as for `read_annotations`.
 
     A file matches an image if its path equals the image's file_name, or if one of them ends in the other, such as
     0001.jpg and train2017/0001.jpg; backslashes, upper case and percent-encoding may differ. Images without a file are
     dropped, and listed in `problems`. Raises InputError as `read_annotations` does, for a damaged tar, for ambiguous
     matches, and if more than half of the images have no file.
     """
-    parsed = read_annotations(annotations, known)
+    parsed = read_annotations(annotations)
     if not images.exists():
         raise InputError(f"'{images}' must be a folder or an uncompressed tar of images, got none of this name")
     files = {path.as_posix(): file for path, file in list_files(images, accepts=bool)[0]}
-    matches = _match([str(PurePosixPath(image.name)) for image in parsed.images], files, images)
-    missing = [image for image, path in zip(parsed.images, matches, strict=True) if path is None]
-    found = [(image, files[path]) for image, path in zip(parsed.images, matches, strict=True) if path is not None]
+    paths = _match([image.name for image in parsed.images], files, images)
+    missing = [image for image in parsed.images if image.name not in paths]
+    found = [replace(image, file=files[paths[image.name]]) for image in parsed.images if image.name in paths]
     if len(missing) > len(found):  # the folder is of other images
         got = f"{len(found) or 'none'} of them; the first that is missing is '{missing[0].name}'"
-        raise InputError(f"'{images}' must contain the {len(matches)} images of '{annotations}', got {got}")
+        raise InputError(f"'{images}' must contain the {len(parsed)} images of '{annotations}', got {got}")
     if missing:
         parsed.problems["images dropped: their files are missing"] = [image.id for image in missing]
     if dropped := [obj.id for image in missing for obj in image.objects]:
         parsed.problems["annotations dropped: the files of their images are missing"] = dropped
-    parsed = replace(parsed, images=tuple(image for image, _ in found))
-    return AnnotatedImages(parsed, ImageFiles([file for _, file in found], ()), parsed.fingerprint())
+    return replace(parsed, images=tuple(found))
 
 
-def _match(names: Sequence[str], paths: Collection[str], source: Path) -> list[str | None]:
-    """Find the path of each name in the annotations; None if there is none. source: for error messages.
+def _match(names: Sequence[str], paths: Collection[str], source: Path) -> dict[str, str]:
+    """Find the path of each name in the annotations that has one. source: for error messages.
 
     A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends.
     """
@@ -117,17 +63,18 @@ def _match(names: Sequence[str], paths: Collection[str], source: Path) -> list[s
     for path in paths:
         for suffix in _path_suffixes(path):
             by_suffix[suffix].append(path)
-    matches: list[str | None] = []
+    matches: dict[str, str] = {}
+    names_of: dict[str, str] = {}
     for name in names:
-        suffixes = _path_suffixes(name)
-        found = [name] if name in paths else next((by_suffix[each] for each in suffixes if each in by_suffix), [])
+        plain = str(PurePosixPath(name))  # without "./"
+        suffixes = _path_suffixes(plain)
+        found = [plain] if plain in paths else next((by_suffix[each] for each in suffixes if each in by_suffix), [])
         if len(found) > 1:
             raise InputError(f"'{source}' must have one file for '{name}', got {first_few(found)}")
-        matches.append(found[0] if found else None)
-    for match, count in Counter(filter(None, matches)).items():
-        if count > 1:
-            same = [name for name, path in zip(names, matches, strict=True) if path == match]
-            raise InputError(f"'{source}' must have one file per image, got only '{match}' for {first_few(same)}")
+        for path in found:
+            if (other := names_of.setdefault(path, name)) != name:
+                raise InputError(f"'{source}' must have one file per image, got only '{path}' for {other}, {name}")
+            matches[name] = path
     return matches
 
 

@@ -6,10 +6,9 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.coco.annotations import AnnotatedImage, AnnotationProblems, Annotations, Category, Object
-from lambdanets.data.coco.images import AnnotatedImages
+from lambdanets.data.coco.annotations import AnnotatedImage, AnnotatedImages, AnnotationProblems, Category, Object
 from lambdanets.data.coco.segmentations import box_and_area, encode_rle
-from lambdanets.data.labeled_images import IndexedImages
+from lambdanets.data.labeled_images import DatasetItem
 
 CATEGORIES = tuple(Category(3 * digit + 1, str(digit)) for digit in range(10))  # ids with gaps, as in COCO
 SPLITS = ("train", "val")
@@ -58,10 +57,9 @@ def scattered_digits(split: str, count: int, seed: int) -> AnnotatedImages:
         numbered = [replace(obj, id=num_objects + i) for i, obj in enumerate(filter(None, objects), 1)]
         num_objects += len(numbered)
         canvases.append((Image.fromarray(canvas), 0))
-        images.append(AnnotatedImage(number, f"{split}_{number:05}.png", height, width, tuple(numbered)))
-    annotations = Annotations(CATEGORIES, tuple(images), AnnotationProblems())
-    files = IndexedImages(canvases, [0] * count, (), f"digits/{split}")
-    return AnnotatedImages(annotations, files, annotations.fingerprint())
+        file = DatasetItem(canvases, number - 1, f"digits/{split}")
+        images.append(AnnotatedImage(number, f"{split}_{number:05}.png", height, width, tuple(numbered), file))
+    return AnnotatedImages(CATEGORIES, tuple(images), AnnotationProblems())
 
 
 def _paste(
