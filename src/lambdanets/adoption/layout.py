@@ -151,7 +151,7 @@ def convert(layer: Any, family: Family) -> GridLambdaLayer:
     modules = dict(layer.named_modules())
     for name, theirs in zip(("query_norm", "value_norm"), family.norms, strict=True):
         norm: Any = copy.deepcopy(modules.get(theirs, nn.Identity()))
-        if family.slice_table and isinstance(norm, nn.BatchNorm2d):
+        if family.slice_table and isinstance(modules.get(theirs), nn.BatchNorm2d):
             norm.__class__ = nn.BatchNorm3d  # the same norm for volumes
         setattr(converted, name, norm)
     shapes = _shapes(converted)

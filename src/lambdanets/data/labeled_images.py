@@ -21,15 +21,15 @@ class DatasetItem(NamedTuple):
     """An image of a list, a torchvision dataset or a timm reader, whose items are (image or binary file, label)."""
 
     items: Any
-    index: int
+    number: int
     source: str
 
     def __str__(self) -> str:
-        return f"{self.source}/{self.index}"
+        return f"{self.source}/{self.number}"
 
     def open(self) -> Any:
         """Return the Pillow image or the open file. Datasets raise exceptions of any type for damaged files."""
-        return self.items[self.index][0]
+        return self.items[self.number][0]
 
 
 ImageFile = Path | TarMember | DatasetItem
