@@ -218,7 +218,7 @@ def test_load_rejects_paths_that_are_not_models(path):
 
 @pytest.mark.parametrize("task", MODELS)
 def test_evaluation_has_a_short_repr(task, runs):
-    evaluation = ln.evaluate(str(runs[task]), device="cpu", workers=1)
+    evaluation = ln.load(str(runs[task]), device="cpu").evaluate(workers=1)
     metric = {"classification": "top1", "detection": "bbox_AP", "segmentation": "dice"}[task]
     assert re.fullmatch(rf"\w*Evaluation\([24] images, .*{metric} [01]\.\d{{4}}.*\)", repr(evaluation))
 

@@ -189,7 +189,9 @@ class Predictor(ABC):
         """
 
     def evaluate(self, *, batch_size: int | None = None, workers: int = 0) -> "Evaluation":
-        """Return the scores on `images`, which `evaluator` opens. Raises InputError if all are unreadable."""
+        """Return the scores on `images`, by default those of `evaluator()`. Raises InputError if all are unreadable."""
+        if self.images is None:
+            return self.evaluator().evaluate(batch_size=batch_size, workers=workers)
         measures: list[Any] = []
         unreadable: list[str] = []
         with self.batches(batch_size=batch_size or self.default_batch_size, workers=workers) as batches:
