@@ -76,7 +76,7 @@ def commands(scratch: Path) -> dict[str, Command]:
     images, run, detector, shards, labels = (scratch / x for x in ("images", "run", "detector", "shards", "labels"))
     times = ("result.json",)
     return {
-        "train": Command(f"train --data {images} {TRAIN} --run {{}}", "checkpoints/last.ckpt", times),
+        "train": Command(f"train digits --data {images} {TRAIN} --run {{}}", "checkpoints/last.ckpt", times),
         "compare": Command(
             f"compare scope --data {images} {TRAIN} --seeds 0 --variants 3x3 7x7 --out {{}}",
             "**/last.ckpt",
@@ -101,7 +101,7 @@ def prepare(scratch: Path) -> None:
     """Create the images, trained models, shards and labels that the commands read."""
     images = write_two_classes(scratch / "images")
     for arguments in (
-        f"train --data {images} {TRAIN} --run {scratch / 'run'}",
+        f"train digits --data {images} {TRAIN} --run {scratch / 'run'}",
         f"train scattered_digits --quicktest --run {scratch / 'detector'}",
         f"shard {images} {scratch / 'shards'} --images-per-shard 3",
         f"pseudo-label {scratch / 'run'} {scratch / 'shards'} {scratch / 'labels'}",

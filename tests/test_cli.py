@@ -14,7 +14,7 @@ from lambdanets.training import distributed
 def test_train_prints_classes_and_left_out_files_first_and_top1_last(two_classes, tmp_path, capsys):
     (two_classes / "dark/scan.HEIC").touch()
     fields = ["--data", two_classes, "--channels", 3, "--image-size", 8, "--epochs", 2, "--batch-size", 6]
-    assert main(["train", *map(str, fields), "--run", str(tmp_path / "run")]) == 0
+    assert main(["train", "digits", *map(str, fields), "--run", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out.strip().splitlines()
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert out[:2] == ["classes: 2 (dark, light)", "left out: 1 .heic"]
@@ -48,8 +48,9 @@ scattered_digits --proposal 7 | no option --proposal; the nearest is --proposals
 scattered_digits --model vit_tiny_patch16_224 --levels 1 2 | padding cannot be hidden in network.model.blocks
 digit_masks --model resnet18 | choose a U-Net such as lambda_unet_small
 digit_masks --data a.json | images must be given; set it with --images PATH
---data EMPTY | images
---data ONE | only 'dark'
+--data ONE | a recipe must be named before --data
+digits --data EMPTY | images
+digits --data ONE | only 'dark'
 --run LONG | name too long
 """.strip().splitlines()
 
@@ -79,7 +80,7 @@ def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--resume RUN --epochs 60 --dropout 0.7", "epochs must be 3, got 60, and dropout must be 0.1, got 0.7, as in"),
+        ("--resume RUN --epochs 60 --dropout 0.7", "epochs must be 3, got 60, and dropout must be 0.1, got 0.7, since"),
         ("--resume RUN --run other", "remove the recipe and --run"),
         ("digits --resume RUN", "remove the recipe"),
         ("--resume FOLDER --epochs 3", "must be a run folder"),

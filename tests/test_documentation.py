@@ -23,6 +23,7 @@ from sybil.parsers.markdown import CodeBlockParser
 
 import lambdanets as ln
 from lambdanets.cli import main, options
+from lambdanets.recipes import find_recipe
 from noise_images import write_images, write_two_classes
 
 ROOT = Path(__file__).parents[1]
@@ -52,6 +53,7 @@ def parse(arguments, patch):
     with patch.context() as context:
         for module in ("train", "options"):  # which other modules import
             context.setattr(f"lambdanets.cli.{module}.parse_all", parse_only)
+        context.setattr("lambdanets.cli.train.read_recipe", lambda path: find_recipe("digits"))  # of --resume
         with pytest.raises((ParsedError, SystemExit)) as stopped:
             main(arguments)
     assert not isinstance(stopped.value, SystemExit) or stopped.value.code == 0

@@ -47,13 +47,13 @@ def test_evaluation_of_annotated_images_does_not_need_the_training_data(runs, tm
 def test_evaluation_on_other_data_reports_dropped_annotations(runs, trained_detector, tmp_path, capsys):
     data, digits = tmp_path / "train.json", trained_detector / "digits"
     shutil.copy(digits / "train.json", data)
-    stray = {"id": 900, "image_id": 77, "category_id": 4, "bbox": [1, 1, 5, 5], "area": 25, "iscrowd": 0}
+    stray = {"id": 900, "segmentation": []}
     missing = {"id": 50, "file_name": "missing.png", "height": 9, "width": 9}
-    edit_annotations(data, annotations=lambda rows: [*rows, stray], images=lambda rows: [*rows, missing])
+    edit_annotations(data, annotations=lambda rows: [*rows, rows[0] | stray], images=lambda rows: [*rows, missing])
     succeed("evaluate", runs["detection"], "--data", data, "--images", digits, "--out", tmp_path / "out")
     output = capsys.readouterr()
     assert output.err.splitlines()[-2:] == [
-        "data: 1 annotations dropped: no image has their image_id (id 900)",
+        "data: 1 annotations dropped: no segmentation, or one without pixels (id 900)",
         "data: 1 images dropped: their files are missing (id 50)",
     ]
     results = json.loads((tmp_path / "out/results.json").read_bytes())

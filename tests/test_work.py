@@ -75,7 +75,7 @@ def test_a_folder_left_empty_is_removed_with_its_lock(tmp_path):
 def test_folder_of_the_same_work_is_opened_and_another_one_refused(tmp_path):
     (tmp_path / "work.json").write_text(json.dumps({"seed": 1, "more": 2}))
     with (
-        pytest.raises(InputError, match=r"^seed must be 1, got 2, as in .*; choose another folder$"),
+        pytest.raises(InputError, match=r"^seed must be 1, got 2, since .* was started so; choose another folder$"),
         open_folder(tmp_path, identity={"seed": 2}),
     ):
         pass

@@ -3,7 +3,7 @@ send on request, end a command with exit code 130.
 
 Outside of `uninterrupted` blocks, at once. Within them, the block ends where it calls `check_signals`, between two
 images, or after a training step that finds `arrived` set, so that what it is writing is complete; a second SIGINT
-ends the process at once. Only the command line installs handlers. Programs that import the package keep their own.
+ends the process at once. Only the command line and runs install handlers, and only in place of default ones.
 """
 
 import contextlib
@@ -43,12 +43,13 @@ def handle_signals() -> Iterator[None]:
     finally:
         for signum, old in previous.items():
             signal.signal(signum, old)
-        arrived = False
+        if previous and _handle not in previous.values():  # otherwise an outer block reads it
+            arrived = False
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let a signal raise KeyboardInterrupt only in `check_signals` within the block, or at its end."""
+    """Let a signal raise KeyboardInterrupt only in `check_signals` within the block, or at its end without an error."""
     global _depth
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -58,8 +59,8 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         _depth -= 1
-        if not _depth:
-            check_signals()
+    if not _depth:
+        check_signals()
 
 
 def check_signals() -> None:

@@ -84,7 +84,7 @@ class WorkFolder:
             existing = read_json(self.path / self.file, dict[str, Any], "choose another folder")
             expected = json.loads(json.dumps(self.identity))  # as read from JSON, without tuples
             if differing := describe_differences(existing, expected):
-                raise InputError(f"{differing}, as in {self.path}; choose another folder")
+                raise InputError(f"{differing}, since {self.path} was started so; choose another folder")
         return True
 
     @contextlib.contextmanager

@@ -111,6 +111,13 @@ def test_boxes_are_float32_under_autocast():
     assert (inside % 4).any()  # bfloat16 represents only multiples of 4 above 512
 
 
+def test_a_detector_in_bfloat16_has_boxes_in_float32():
+    with torch.no_grad():
+        (detections,) = small_mask_rcnn(box_score_thresh=0.0).bfloat16().eval()([torch.rand(3, 64, 80).bfloat16()])
+    assert detections["boxes"].dtype == detections["masks"].dtype == torch.float32
+    assert len(detections["boxes"])
+
+
 def test_anchors_in_padding_are_ignored_and_have_low_objectness(monkeypatch):
     model, labels = small_mask_rcnn().train(), []
     sample = model.rpn.fg_bg_sampler

@@ -12,7 +12,9 @@ from scripts import load_script
 def test_killed_run_resumes_bit_identically(two_classes, tmp_path):
     script, reference = load_script("experiments/kills.py"), tmp_path / "reference/run"
     reference.parent.mkdir()
-    command = script.Command(f"train --data {two_classes} {script.TRAIN} --run {{}}", "last.ckpt", ("result.json",))
+    command = script.Command(
+        f"train digits --data {two_classes} {script.TRAIN} --run {{}}", "last.ckpt", ("result.json",)
+    )
     code, _, output = script.run(command.arguments.format(reference).split(), tmp_path / "log")
     assert code == 0, output
     kills = [

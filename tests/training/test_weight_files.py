@@ -45,7 +45,7 @@ COMMANDS = (
     "predict FILE IMAGES",
     "evaluate FILE --data IMAGES",
     "pseudo-label FILE SHARDS out",
-    "train --weights FILE --channels 3 --data IMAGES --run run",
+    "train digits --weights FILE --channels 3 --data IMAGES --run run",
     "train scattered_digits --weights FILE --run run",
 )
 

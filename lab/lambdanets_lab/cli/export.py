@@ -62,6 +62,7 @@ def main(arguments: list[str]) -> int:
     size = options.image_size
     source: Any = options.source
     if not _is_path(source):  # an architecture with random weights
+        echo(f"{source} is the name of a network: its weights are random, for sizes and times")
         source = create_model(source)
         fill_zero_norm_weights(source)
     exported = export(

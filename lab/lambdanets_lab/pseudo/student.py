@@ -47,7 +47,7 @@ class PseudoLabeledImages:
             raise InputError(f"{folder} has labels of other shards than those in pseudo_images; check pseudo_images")
         self.shard_sizes = [*selection.shards.values()]
         self.fingerprint = sha256((folder / SELECTION).read_bytes()).hexdigest()
-        self._folder, self._top_k, self._images = folder, selection.top_k, images
+        self._folder, self._top_k, self._images = folder, selection.top, images
         self._names = [*selection.shards]
         self._class_index = np.array([class_index[nfc(name)] for name in selection.classes])
         self._num_classes, self._soft = len(classes), soft

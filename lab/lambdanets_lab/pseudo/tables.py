@@ -2,7 +2,7 @@
 
 A folder of labels has pseudo-labels.json and one Parquet file per shard of images. A table has one row per image with
 the columns `key` (name of the image in the shard, unique in the dataset), `position` (index of the image in the shard),
-`class` and `confidence` (the most probable class and its probability), `classes` and `probabilities` (the `top_k` most
+`class` and `confidence` (the most probable class and its probability), `classes` and `probabilities` (the `top` most
 probable classes, in descending order of probability). Tables of a selection also have the column `copies`: how often
 the image is in the selection.
 
@@ -67,7 +67,7 @@ class Selection:
 
     classes: tuple[str, ...]
     teacher: dict[str, Any]
-    top_k: int
+    top: int
     rows: int
     confident: int
     kept: int
@@ -94,7 +94,7 @@ def open_labels(folder: Path) -> Labels:
 def write_table(path: Path, keys: Sequence[str], positions: np.ndarray, classes: np.ndarray, probs: np.ndarray) -> None:
     """Write the labels of a shard's images atomically.
 
-    keys, positions: (n,). classes, probs: (n, top_k), in descending order of probability.
+    keys, positions: (n,). classes, probs: (n, top), in descending order of probability.
     """
     offsets = np.arange(len(keys) + 1, dtype=np.int32) * classes.shape[1]
     lists = [pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1))) for values in (classes, probs)]

@@ -35,10 +35,12 @@ def main(arguments: list[str]) -> int:
     from lambdanets.models.factory import ADOPTED_PREFIX, create_model
     from lambdanets.models.weights import weights_in
 
-    if ":" in options.source or weights_in(Path(options.source)):  # a folder without weights hides no architecture
+    name = options.source.removeprefix(ADOPTED_PREFIX)
+    # a folder without weights hides no architecture
+    if ":" in name or "/" in name or weights_in(Path(options.source)):
         model: Any = load(options.source, device="cpu")
     else:
-        model = create_model(ADOPTED_PREFIX + options.source.removeprefix(ADOPTED_PREFIX), options.pretrained)
+        model = create_model(ADOPTED_PREFIX + name, options.pretrained)
     if not (layers := adopted_layers(getattr(model, "model", model))):  # of a classifier, its network
         raise InputError(f"{options.source} must contain lambda layers that adopt knows, got none")
     save_pretrained(model, options.out)

@@ -48,8 +48,11 @@ def main(arguments: list[str]) -> int:
         folder.is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.data.image_search import describe_classes, describe_left_out
     from lambdanets.inference.loading import load
+    from lambdanets.models.weights import LAST_CHECKPOINT, find_weights
 
-    model = load(options.model, device=options.device)
+    source = find_weights(options.model)
+    echo(*([f"unfinished run, weights: {source.file}"] if source.file.match(LAST_CHECKPOINT) else []))
+    model = load(source, device=options.device)
     names, known = ("data", "images", "data_root"), signature(model.evaluator).parameters
     evaluator = model.evaluator(**options_of_task(options, names, known, model.card.task))
     echo(*([f"images: {evaluator.source}"] if evaluator.source else []))

@@ -51,6 +51,8 @@ class TrainOptions:
 def main(arguments: list[str]) -> int:
     """Run `lambdanets train` and return its exit code."""
     name, options, recipe = parse_train_command(arguments)
+    if options.quicktest and options.resume is not None:
+        raise InputError("--quicktest starts a run of its own; remove it or --resume")
     if options.quicktest:
         recipe = replace(recipe, **{name: value for name, value in QUICKTEST.items() if hasattr(recipe, name)})
     default = Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -116,6 +118,8 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
     if not requested.model and requested.weights and options.resume is None:
         # what the weights determine is the default of the options
         options, requested = parse(task_class(recipe).resolve(replace(recipe, weights=requested.weights)))
+    if not has_recipe and not resumed and requested.data != recipe.data:
+        raise InputError("a recipe must be named before --data, such as image_folder, finetune, objects or regions")
     if options.resume is not None and ((has_recipe and not name.endswith(".py")) or options.run is not None):
         raise InputError("--resume uses the run's own recipe; remove the recipe and --run")
     return name, options, requested

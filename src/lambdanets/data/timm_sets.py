@@ -22,7 +22,7 @@ def open_timm_dataset(data: str, root: str | None) -> tuple[ImageFiles, ImageFil
     If there is no split "validation", "test" is used. Raises InputError, which includes the reason, if timm fails.
     """
     if data.lower().startswith("torch/") and root is None:
-        raise InputError(f"data_root must be the folder that contains '{data}', got None")
+        raise InputError(f"data_root must be the folder that contains '{data}', got None; set --data-root")
     if data.lower() in ("torch/folder", "torch/image_folder"):  # without splits, timm would open all images as both
         raise InputError(f"data must be the folder itself, '{root}', got '{data}'")
     train = _open_split(data, root, "train")

@@ -103,7 +103,7 @@ def open_validation(recipe: Mapping[str, Any], categories: tuple[Category, ...])
     elif not data or not images:
         raise InputError("data and images must be given for a model that names no data, such as a file, got none")
     else:
-        annotated = open_annotated(Path(data), Path(images))
+        annotated = open_annotated(Path(data), Path(images), [category.id for category in categories])
     found = annotated.categories
     wanted, got = ([f"{nfc(each.name)!r} (id {each.id})" for each in several] for several in (categories, found))
     if got != wanted:

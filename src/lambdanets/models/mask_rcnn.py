@@ -171,6 +171,12 @@ class _MaskedRPNHead(RPNHead):
         return logits if padding is None else [padding.fill(x, _PADDING_LOGIT) for x in logits], offsets
 
 
+def _cast_inputs_to_weights(head: nn.Module, inputs: Any) -> Any:
+    """Cast the maps of a head, in float32 for anchors and RoIAlign, to the dtype of its weights; a forward pre-hook."""
+    dtype = next((weight.dtype for weight in head.parameters()), torch.float32)  # a head may have none
+    return tuple(x.to(dtype) if isinstance(x, Tensor) else [each.to(dtype) for each in x] for x in inputs)
+
+
 def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
     """Cast outputs to float32 or float64, before boxes and masks are computed from them; a forward hook."""
     if isinstance(outputs, Tensor):
@@ -266,7 +272,10 @@ def mask_rcnn(
     )
     # torchvision constructs the base classes, with all options
     model.rpn.__class__, model.transform.__class__ = _MaskedRPN, AnySizeTransform
-    for module in (head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor):
+    predictors = (head, model.roi_heads.box_predictor, model.roi_heads.mask_predictor)
+    for module in (*predictors, model.roi_heads.box_head, model.roi_heads.mask_head):
+        module.register_forward_pre_hook(_cast_inputs_to_weights)
+    for module in predictors:
         module.register_forward_hook(_cast_outputs_to_float32)
     model.transform.mask_threshold = mask_threshold
     return model

@@ -46,6 +46,11 @@ def replace_convolutions(
     selected, if a lambda layer differs from its convolution in channels or stride, or if a block would have several
     lambda layers.
     """
+    if not isinstance(model, nn.Module) or isinstance(make_layer, type | nn.Module) or not callable(make_layer):
+        raise InputError(
+            "model must be a network and make_layer a function of a convolution, such as "
+            f"lambda conv: LambdaLayer2d(conv.in_channels), got {type(model).__name__} and {make_layer!r}"
+        )
     named_modules = model.named_modules(remove_duplicate=False)  # a module may have several names
     convolutions = {name: module for name, module in named_modules if isinstance(module, nn.Conv2d)}
     selected = _select(where, convolutions, model)

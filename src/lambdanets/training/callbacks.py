@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -116,12 +117,24 @@ class RunLog(Callback):
             raise InputError(f"no validation image could be read; the first error: {min(self.unreadable)}")
         self._add_row(trainer, "val", module.validation_metrics)
         if trainer.is_global_zero:
-            names = ("loss", "images_per_second", "waiting_share")
-            loss, speed, waiting = (self.points("train", name)[-1][1] for name in names)
+            loss, speed, waiting = self._means_of_epoch(trainer.current_epoch * module.steps_per_epoch)
             epoch = f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}"
             end = f"  {waiting:.0%} waiting for data" if waiting >= 0.1 else ""
             metrics = "  ".join(f"val {name} {value:.4f}" for name, value in module.validation_metrics.items())
             echo(f"{epoch}  loss {loss:.3f}  {metrics}  {speed:.0f} images/s{end}")
+
+    def _means_of_epoch(self, first_step: int) -> tuple[float, float, float]:
+        """Return the loss, the images per second and the waiting share of the steps after `first_step`."""
+        losses, speeds, waiting = (
+            np.array([row for row in self.points("train", name) if row[0] > first_step])
+            for name in ("loss", "images_per_second", "waiting_share")
+        )
+        if not len(losses):  # all images of the epoch were left out
+            return math.nan, 0.0, 0.0
+        steps = np.diff(losses[:, 0], prepend=first_step)  # of each row
+        seconds = steps / speeds[:, 1]  # as multiples of the same number of images
+        loss, share = np.average(losses[:, 1], weights=steps), np.average(waiting[:, 1], weights=seconds)
+        return float(loss), float(steps.sum() / seconds.sum()), float(share)
 
     def _gather(self) -> list[float]:
         """Collect the messages of all ranks; return the sums over ranks. On a GPU, this waits for its steps."""

@@ -26,6 +26,7 @@ from lambdanets.files import RECIPE
 from lambdanets.models.factory import list_models
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.records import read_json, write_json
+from lambdanets.signals import check_signals, handle_signals, uninterrupted
 from lambdanets.terminal import echo
 from lambdanets.training.callbacks import BEST, Checkpoints, RunLog
 from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
@@ -212,7 +213,9 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     # order: EMA and metrics must update their state before a checkpoint is written
     callbacks: list[Callback] = [*([ema] if ema else []), log, timer, checkpoints]
     trainer = _make_trainer(recipe, folder, callbacks, world, training.batch_slice.accumulation_steps)
-    with training, validation, closing(log):
+    check_signals()
+    # also in a program without handlers, where Lightning would end the process in the middle of a step
+    with training, validation, closing(log), handle_signals(), uninterrupted():
         trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)
@@ -259,8 +262,8 @@ def _make_trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    # Checkpoints handles signals: Lightning's handlers can stop in the middle of a step, or wait for other ranks,
-    # and its broadcast of signals waits for the GPU before each micro-batch
+    # Checkpoints stops the run: Lightning's handlers can stop in the middle of a step, or wait for other ranks, and
+    # its broadcast of signals waits for the GPU before each micro-batch
     trainer._signal_connector.register_signal_handlers = lambda: None
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
     return trainer

@@ -34,7 +34,7 @@ class Task(ABC):
 
     recipe: Any
     model: Any
-    training: Any  # a set of images, with `name`, and `load` that may raise UnreadableImage
+    training: Any  # a set of images, with `load`, which may raise UnreadableImage
     validation: Any
     test: Any = None  # if there is one, the trained model is evaluated on it, and not on `validation`
     classes: tuple[str, ...]

@@ -123,7 +123,7 @@ def test_a_group_of_categories_without_annotations_is_dropped(tmp_path: Path) ->
     assert parsed.to_coco()["categories"] == [{"id": 3, "name": "three"}, {"id": 7, "name": "seven"}]
     (line,) = parsed.problems.lines()
     assert line.startswith("1 categories dropped")
-    assert parsed.problems.left_out == {"categories": 1}
+    assert parsed.problems.left_out == {}  # of annotations and images
     instances["annotations"][1]["category_id"] = 0  # then it is not only a group
     with pytest.raises(InputError, match="categories with different name, got several seven"):
         read_annotations(write(path, instances))
@@ -134,7 +134,7 @@ def test_annotations_of_unknown_categories_and_images_are_refused(tmp_path: Path
     counted = {"categories": [{"id": number, "name": f"c{number}"} for number in (1, 2, 3)]}
     counted["images"] = [image(number) for number in (1, 2, 3)]
     rows = [annotation(number, **{"category_id": 1, key: number}) for number in (0, 1, 2)]
-    message = rf"^{key} of the annotations .* among the ids 1 to 3 of the file, got 0; add or subtract 1 if"
+    message = rf"^{key} of the annotations .* must be ids of the file .1 to 3., got 0; add or subtract 1 if"
     with pytest.raises(InputError, match=message):
         read_annotations(write(tmp_path / "a.json", content(*rows) | counted))
 

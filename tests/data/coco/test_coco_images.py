@@ -90,6 +90,16 @@ def test_names_match_across_unicode_normal_forms(tmp_path: Path, form: Literal["
     assert first_pixels(open_validation(recipe, of_training)) == [7]
 
 
+def test_a_category_of_training_is_kept_without_annotations(tmp_path: Path) -> None:
+    categories = [{"id": 1, "name": "cell", "supercategory": "none"}]
+    categories += [{"id": 7, "name": "dividing", "supercategory": "cell"}]
+    rows = content(annotation(1, category_id=7), images=[image(1, "1.png")]) | {"categories": categories}
+    path, folder = write(tmp_path / "a.json", rows), write_folder(tmp_path / "f", FILES)
+    of_training = (Category(1, "cell"), Category(7, "dividing"))
+    assert open_validation({"validation_data": path, "images": folder}, of_training).categories == of_training
+    assert open_annotated(path, folder).categories == of_training[1:]
+
+
 @pytest.mark.parametrize(
     ("files", "names", "message"),
     [

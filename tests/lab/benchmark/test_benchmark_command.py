@@ -77,7 +77,7 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(tmp_path, capsys
     reached = json.loads((out / RESULTS).read_text())["rows"]
     assert [row["sizes"]["pass"] for row in reached] == ["inference"] * 2
     assert f"stopped; finished cases are in {out}, to name with --out" in capsys.readouterr().err
-    assert "query_depth must be 16, got 8, as in" in fail(capsys, *arguments, "--query-depth", "8")
+    assert "query_depth must be 16, got 8, since" in fail(capsys, *arguments, "--query-depth", "8")
     assert main(arguments) == 0
     resumed = json.loads((out / RESULTS).read_text())
     assert resumed["hardware"]["threads"] == 2

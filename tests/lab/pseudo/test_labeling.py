@@ -88,7 +88,7 @@ def test_rejects_a_folder_of_other_labels_and_leaves_it_unchanged(teacher, shard
     elif difference.startswith("images"):
         shards = tmp_path / "more"
         write_shards(sorted(two_classes.glob("*/*.png")), shards, images_per_shard=5)
-    with pytest.raises(InputError, match=f"{difference}, as in .*out; choose another folder"):
+    with pytest.raises(InputError, match=f"{difference}, since .*out was started so; choose another folder"):
         label_shards(teacher, str(shards), tmp_path / "out", **options)
     assert read_tables(tmp_path / "out") == {name: tables_before[name] for name in SHARDS[1:]}
 

@@ -131,7 +131,7 @@ def test_interrupted_selection_resumes_byte_identically(tmp_path, monkeypatch):
     written = {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
     assert 3 <= len(written) < 20
     (out / ".train-00004.parquet.unfinished").write_bytes(b"half")
-    with pytest.raises(InputError, match="per_class must be 50, got 60, as in"):
+    with pytest.raises(InputError, match="per_class must be 50, got 60, since"):
         select(tmp_path / "in", out, per_class=60)
     selection = select(tmp_path / "in", out, per_class=50)
     assert written == {path: path.stat().st_mtime_ns for path in written}

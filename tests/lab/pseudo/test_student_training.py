@@ -76,13 +76,13 @@ def test_student_training_with_commands_from_shards_to_evaluation(two_classes, t
     options = ("--channels", 3, "--image-size", 8, "--epochs", 1, "--batch-size", 8)
     shards, out = tmp_path / "shards", tmp_path / "labels"
     run_command("shard", two_classes, shards, "--images-per-shard", 5, "--threads", 1)
-    run_command("train", "--data", shards, *options, "--run", tmp_path / "teacher")
+    run_command("train", "digits", "--data", shards, *options, "--run", tmp_path / "teacher")
     output = run_command("pseudo-label", tmp_path / "teacher", shards, out, "--top", 2, "--device", "cpu")
     assert "16 images in 4 shards labeled" in output
     assert f"lambdanets pseudo-label select {out} SELECTION" in output
     run_command("pseudo-label", "select", out, tmp_path / "selection", "--confidence", 0, "--per-class", 4)
     pseudo = ("--pseudo-labels", tmp_path / "selection", "--pseudo-images", shards, "--pseudo-ratio", 0.5)
-    output = run_command("train", "--data", shards, *options, *pseudo, "--run", tmp_path / "student")
+    output = run_command("train", "digits", "--data", shards, *options, *pseudo, "--run", tmp_path / "student")
     result = json.loads((tmp_path / "student/result.json").read_text())
     assert output.splitlines()[-1] == f"top-1 {result['top1']:.4f}"
     run_command("evaluate", tmp_path / "student")

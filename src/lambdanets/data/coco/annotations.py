@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -78,7 +78,8 @@ class AnnotationProblems(dict[str, list[int]]):
     @property
     def left_out(self) -> Counter[str]:
         """The number of annotations and images that were dropped."""
-        return Counter(problem.split()[0] for problem, ids in self.items() for _ in ids if " dropped: " in problem)
+        dropped = [(problem, ids) for problem, ids in self.items() if " dropped: " in problem and problem != _GROUP]
+        return Counter(problem.split()[0] for problem, ids in dropped for _ in ids)
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,10 @@ class _File:
     annotations: list[_Entry]
 
 
-def read_annotations(path: Path) -> AnnotatedImages:
+def read_annotations(path: Path, known: Collection[int] = ()) -> AnnotatedImages:
     """Read a COCO instances file (images, annotations, categories), without opening image files.
+
+    known: ids of categories that a model has, which are not dropped.
 
     Ids may be any integers; iscrowd and area are optional. Annotations without a valid mask are dropped, and boxes that
     contradict their masks are replaced. Roboflow's first category, which only groups others, is dropped, too. All are
@@ -188,7 +191,7 @@ def read_annotations(path: Path) -> AnnotatedImages:
     used = {entry.category_id for entry in content.annotations}
     parents = [entry.supercategory for entry in content.categories if entry.supercategory != "none"]
     tops = [entry for entry in content.categories if entry.supercategory == "none" and entry.name in parents]
-    groups = [entry.id for entry in tops if entry.id not in used]
+    groups = [entry.id for entry in tops if entry.id not in used and entry.id not in known]
     content.categories = [entry for entry in content.categories if entry.id not in groups]
     for section, key in product(("categories", "images"), ("id", "name")):
         counts = Counter(getattr(entry, key) for entry in getattr(content, section))
@@ -213,7 +216,7 @@ def read_annotations(path: Path) -> AnnotatedImages:
     if 2 * dropped > total:  # the file is not what it seems to be
         raise InputError(
             f"'{path}' must have mostly valid annotations, got {dropped} of {total} that cannot be used: "
-            f"{'; '.join(problems.lines())}; repair them, or remove them from the file"
+            f"{'; '.join(problems.lines())}; repair or remove them: boxes alone are not enough, objects need outlines"
         )
     with_objects = (replace(image, objects=tuple(objects[image_id])) for image_id, image in images.items())
     return AnnotatedImages(tuple(categories), tuple(with_objects), problems)
@@ -223,7 +226,7 @@ def _check_ids(key: str, used: Set[int], known: Set[int], path: Path) -> None:
     """Raise InputError if an id is unknown. Others may then be wrong, too: tools count from 0 or from 1."""
     if unknown := used - known:
         raise InputError(
-            f"{key} of the annotations in '{path}' must be among the ids {min(known)} to {max(known)} of the file, got "
+            f"{key} of the annotations in '{path}' must be ids of the file ({min(known)} to {max(known)}), got "
             f"{first_few(sorted(unknown))}; add or subtract 1 if a tool counts otherwise, or remove these annotations"
         )
 

@@ -29,15 +29,17 @@ IGNORED = 255  # ignore_index of the loss; scores do not count these pixels eith
 SEMANTIC_MASK = "semantic_mask"  # key in the targets of a batch
 
 
-def open_annotated(annotations: Path, images: Path) -> AnnotatedImages:
+def open_annotated(annotations: Path, images: Path, known: Collection[int] = ()) -> AnnotatedImages:
     """Open COCO instances with their images in a folder or an uncompressed tar. No image is decoded.
+
+    known: as for `read_annotations`.
 
     A file matches an image if its path equals the image's file_name, or if one of them ends in the other, such as
     0001.jpg and train2017/0001.jpg; backslashes, upper case and percent-encoding may differ. Images without a file are
     dropped, and listed in `problems`. Raises InputError as `read_annotations` does, for a damaged tar, for ambiguous
     matches, and if more than half of the images have no file.
     """
-    parsed = read_annotations(annotations)
+    parsed = read_annotations(annotations, known)
     if not images.exists():
         raise InputError(f"'{images}' must be a folder or an uncompressed tar of images, got none of this name")
     files = {path.as_posix(): file for path, file in list_files(images, accepts=bool)[0]}
