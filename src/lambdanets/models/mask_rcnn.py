@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from timm.models import is_model_in_modules
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
@@ -73,8 +74,7 @@ class PyramidBackbone(nn.Module):
         if padding := current_padding():
             levels = {name: padding.replicate_border(x) for name, x in levels.items()}
         # anchors have the dtype of the maps, and RoIAlign takes maps and boxes of one dtype
-        levels = {name: x.to(accumulation_dtype(x.dtype)) for name, x in levels.items()}
-        return {name: keep_for_backward(x) for name, x in levels.items()}
+        return {name: keep_for_backward(x.to(accumulation_dtype(x.dtype))) for name, x in levels.items()}
 
 
 class MaskRCNN(TorchvisionMaskRCNN):
@@ -174,14 +174,12 @@ class _MaskedRPNHead(RPNHead):
 def _cast_inputs_to_weights(head: nn.Module, inputs: Any) -> Any:
     """Cast the maps of a head, in float32 for anchors and RoIAlign, to the dtype of its weights; a forward pre-hook."""
     dtype = next((weight.dtype for weight in head.parameters()), torch.float32)  # a head may have none
-    return tuple(x.to(dtype) if isinstance(x, Tensor) else [each.to(dtype) for each in x] for x in inputs)
+    return tree_map(lambda x: x.to(dtype), inputs)
 
 
 def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
     """Cast outputs to float32 or float64, before boxes and masks are computed from them; a forward hook."""
-    if isinstance(outputs, Tensor):
-        return outputs.to(accumulation_dtype(outputs.dtype))
-    return type(outputs)(_cast_outputs_to_float32(head, inputs, output) for output in outputs)
+    return tree_map(lambda x: x.to(accumulation_dtype(x.dtype)), outputs)
 
 
 def _roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:

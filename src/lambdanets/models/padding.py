@@ -48,9 +48,8 @@ class Padding:
     """
 
     def __init__(self, sizes: Sequence[tuple[int, int]], padded_size: Sequence[int]) -> None:
-        self.sizes = sizes
+        self.sizes, self._padded_size = sizes, padded_size
         self.exists = any(tuple(size) != tuple(padded_size) for size in sizes)
-        self._padded_size = padded_size
         self._masks: dict[torch.Size, Tensor] = {}  # by grid
 
     def mask(self, maps: Tensor) -> Tensor:

@@ -46,11 +46,9 @@ def replace_convolutions(
     selected, if a lambda layer differs from its convolution in channels or stride, or if a block would have several
     lambda layers.
     """
-    if not isinstance(model, nn.Module) or isinstance(make_layer, type | nn.Module) or not callable(make_layer):
-        raise InputError(
-            "model must be a network and make_layer a function of a convolution, such as "
-            f"lambda conv: LambdaLayer2d(conv.in_channels), got {type(model).__name__} and {make_layer!r}"
-        )
+    if not isinstance(model, nn.Module) or isinstance(make_layer, type | nn.Module):
+        got = f"{type(model).__name__} and {make_layer!r}"
+        raise InputError(f"model must be a network, and make_layer a function of a convolution; got {got}")
     named_modules = model.named_modules(remove_duplicate=False)  # a module may have several names
     convolutions = {name: module for name, module in named_modules if isinstance(module, nn.Conv2d)}
     selected = _select(where, convolutions, model)
@@ -90,9 +88,8 @@ def _select(where: Where, convolutions: dict[str, nn.Conv2d], model: nn.Module) 
                 raise InputError(f"where must name Conv2d modules of {type(model).__name__}, got {pattern!r}{similar}")
             selected.update(matches)
     if not selected:
-        raise InputError(
-            f"where must select at least one of {len(convolutions)} convolutions of {type(model).__name__}, got none"
-        )
+        candidates = f"{len(convolutions)} convolutions of {type(model).__name__}"
+        raise InputError(f"where must select at least one of {candidates}, got none")
     return [name for name in convolutions if name in selected]
 
 

@@ -129,9 +129,8 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(_SAFE_TYPES):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a corrupt file may raise any type of exception
-        blocked = re.search(r"GLOBAL ([\w.]+)", str(error))
         reason = "it is corrupt, has another format, or contains code, which is never run"
-        if blocked:
+        if blocked := re.search(r"GLOBAL ([\w.]+)", str(error)):
             reason = f"it contains {blocked[1]}, which is code and never run; save a state_dict() instead"
         raise InputError(f"{path} is not a checkpoint: {reason}") from error
     if not (tensors := dict(_named_tensors(content))):
