@@ -150,13 +150,12 @@ def _describe_recipes() -> str:
 @contextlib.contextmanager
 def report_errors(command: str, started: Path) -> Iterator[None]:
     """Add the command that resumes training, if the file `started` exists, to errors that stop it."""
-    from lambdanets.training.callbacks import Interrupted
     from lambdanets.training.distributed import get_world
 
     try:
         with uninterrupted():
             yield
-    except (Interrupted, KeyboardInterrupt):
+    except KeyboardInterrupt:
         if get_world().is_rank_zero:
             echo(f"stopped{f'; resume with: {command}' if started.is_file() else ''}", file=sys.stderr)
         raise KeyboardInterrupt from None

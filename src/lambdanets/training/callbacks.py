@@ -191,7 +191,7 @@ class RunLog(Callback):
 
 
 class Interrupted(Exception):  # noqa: N818
-    """The run was stopped by a signal; it can be resumed from its last checkpoint."""
+    """A signal stops the run, which has its last checkpoint. Lightning would handle a KeyboardInterrupt itself."""
 
 
 class Checkpoints(Callback):

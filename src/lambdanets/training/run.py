@@ -28,7 +28,7 @@ from lambdanets.models.weights import load_tensors, packaged_models, read_weight
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals, uninterrupted
 from lambdanets.terminal import echo
-from lambdanets.training.callbacks import BEST, Checkpoints, RunLog
+from lambdanets.training.callbacks import BEST, Checkpoints, Interrupted, RunLog
 from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
@@ -53,7 +53,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     If the run cannot start, no folder is left.
 
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
-    files, InUseError if another process trains in the folder, and Interrupted after a signal to the command line.
+    files, InUseError if another process trains in the folder, and KeyboardInterrupt after a signal.
     """
     with process_group() as world, ExitStack() as stack:
         recipe = resolve_recipe(recipe, folder)
@@ -216,7 +216,10 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     check_signals()
     # also in a program without handlers, where Lightning would end the process in the middle of a step
     with training, validation, closing(log), handle_signals(), uninterrupted():
-        trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
+        try:
+            trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
+        except Interrupted:
+            raise KeyboardInterrupt from None
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)
     if task.patience:
