@@ -151,7 +151,7 @@ class Batches(AbstractContextManager["Batches"]):
             kill_timer.cancel()
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number of training steps yielded so far (0 for validation), and the steps per epoch."""
+        """Return the number of training steps yielded so far, and the steps per epoch."""
         steps = self._order.num_done // self.batch_slice.accumulation_steps
         return {"steps": steps, "steps_per_epoch": self.steps_per_epoch}
 

@@ -210,7 +210,7 @@ class Predictor(ABC):
 
     @abstractmethod
     def measure(self, batch: Any) -> list[Any]:
-        """Return a tuple for each readable image of a batch, its index first, that can be pickled."""
+        """Return a tuple for each readable image of a batch, if any, its index first, that can be pickled."""
 
     @abstractmethod
     def score(self, measures: list[Any]) -> "Evaluation":
