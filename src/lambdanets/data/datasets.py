@@ -185,8 +185,8 @@ def _hold_out(images: LabeledImages, source: str, size: float, seed: int) -> tup
         if rare := [images.classes[label] for label, number in sorted(by_class.items()) if number < 2]:
             raise InputError(f"{source} must have at least 2 images per class to be divided, got 1 of '{rare[0]}'")
     number = size if isinstance(size, int) else min(max(math.ceil(size * count), smallest), count - smallest)
-    parts = train_test_split(range(count), test_size=number, random_state=seed, stratify=labels)
-    train, held_out = (select(sorted(part)) for part in parts)
+    subsets = train_test_split(range(count), test_size=number, random_state=seed, stratify=labels)
+    train, held_out = (select(sorted(subset)) for subset in subsets)
     return train, held_out, f"{source}, {number} of {count} {unit} held out with seed {seed}"
 
 

@@ -76,8 +76,8 @@ def read_image(
 
     try:
         with open_image(source) as file:
-            is_opened, header = isinstance(file, Image.Image), b""
-            if not is_opened:
+            is_image, header = isinstance(file, Image.Image), b""
+            if not is_image:
                 file.seek(0)  # as Pillow does
                 header = file.read(4)
                 file.seek(0)
@@ -86,10 +86,10 @@ def read_image(
                 pixels, orientation = content
                 image = to_image(pixels, stretch)
             else:
-                opened: AbstractContextManager[Image.Image] = (
-                    nullcontext(file) if is_opened else Image.open(file, formats=FORMATS)
+                decoder: AbstractContextManager[Image.Image] = (
+                    nullcontext(file) if is_image else Image.open(file, formats=FORMATS)
                 )
-                with opened as stored:
+                with decoder as stored:
                     check_size(*stored.size)
                     image = convert_image(stored, channel, stretch)  # before EXIF, which may decode PNG to 8 bits
                     orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
@@ -106,8 +106,8 @@ def open_image(source: Any) -> AbstractContextManager[Any]:
     """Open a source of `read_image`, for a `with` block. Raises OSError."""
     if isinstance(source, str | os.PathLike):
         return open_regular(source)
-    opened: AbstractContextManager[Any] = source.open() if hasattr(source, "open") else nullcontext(source)
-    return opened  # what the caller has opened stays open
+    file: AbstractContextManager[Any] = source.open() if hasattr(source, "open") else nullcontext(source)
+    return file  # nullcontext leaves a file of the caller open
 
 
 def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:
