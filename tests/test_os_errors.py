@@ -27,6 +27,7 @@ def os_error(code, *filename):
 
 
 USER_ERRORS = [os_error(errno.ENOENT, "a/recipe.json"), os_error(errno.ENOTDIR, b"a.png/b"), os_error(errno.ENOSPC)]
+USER_ERRORS.append(FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"))  # of tempfile
 PROGRAM_ERRORS = [os_error(errno.EBADF), OSError("closed"), ConnectionResetError(errno.ECONNRESET, "reset by peer")]
 
 

@@ -31,6 +31,13 @@ def test_lines_show_count_speed_remaining_time_and_a_note(frequent_lines, capsys
     assert re.search(pattern, output, flags=re.MULTILINE), output
 
 
+def test_lines_of_a_loop_within_another_do_not_move_the_cursor(frequent_lines, capsys):
+    for _ in track([1], "predicting", 1, "images"):
+        list(track(map(time.sleep, [0.01, 0.01]), "detecting", 2, "tiles"))
+    lines = capsys.readouterr().err.splitlines()
+    assert {line.split(":")[0] for line in lines} == {"predicting", "detecting"}
+
+
 def test_the_speed_of_a_slow_loop_is_in_seconds(frequent_lines, capsys):
     with Progress("slides", 2, "images") as bar:
         time.sleep(1.1)

@@ -8,8 +8,8 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 
-# Failures of the machine that may occur anywhere: disk full, too many open files or processes, I/O errors.
-_MACHINE_ERRORS = ["ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE", "ENOMEM", "EAGAIN"]
+# Failures of the machine that may occur anywhere: disk full, no temporary folder, too many open files, I/O errors.
+_FIXABLE = ["ENOENT", "ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE", "ENOMEM", "EAGAIN"]
 
 # The extra of this package that installs each optional dependency, by import name.
 EXTRAS = {
@@ -44,7 +44,7 @@ def describe_failure(error: Exception) -> str | None:
     if isinstance(error, OSError):
         if isinstance(error.filename, str | bytes) and error.strerror:
             return f"{os.fsdecode(error.filename)}: {error.strerror}"
-        return error.strerror if errno.errorcode.get(error.errno or 0) in _MACHINE_ERRORS else None
+        return error.strerror if errno.errorcode.get(error.errno or 0) in _FIXABLE else None
     if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker"):
         memory = "memory, or in a container /dev/shm,"
         return f"a data loading worker was killed, probably because {memory} ran out; use fewer --workers"

@@ -36,6 +36,7 @@ class Progress(tqdm):
             delay=seconds,
             miniters=1,
             leave=False,
+            position=None if self._is_terminal else 0,  # otherwise tqdm moves the cursor for a loop within another
             dynamic_ncols=True,
         )
 

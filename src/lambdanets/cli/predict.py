@@ -68,6 +68,8 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
     options = parse(PredictOptions, arguments, "predict")
     if options.out is not None:
+        if options.out.suffix.lower() == ".csv":
+            raise InputError(f"out must be a folder, or a .jsonl file for a classifier, got {options.out}")
         check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
     if not options.images:
         raise InputError("IMAGES must be at least one file or folder, got none")

@@ -152,7 +152,7 @@ def _open(data: str, root: str | None) -> _Opened:
         return shards["train"], shards.get("validation"), Counter()
     is_tar = path.suffix.lower() == ".tar" and path.exists()
     if not data or not (path.is_dir() or is_tar):
-        got = f"'{data}'{'' if path.exists() else ', which does not exist'}"
+        got = f"'{data}'{'' if path.exists() else ', which does not exist; if it was moved, set data to its new path'}"
         raise InputError(f"data must be 'digits', a folder, an uncompressed .tar or a timm dataset, got {got}")
     return find_splits(str(path), *list_files(path))
 

@@ -184,6 +184,8 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> AnnotatedImages
     Time and memory are linear in the size of the file, since all masks are decoded once: a file with a tenth of the
     objects of COCO's training set (84,000 in 9,900 images) takes 4 s and 120 MB on one core of a virtual machine.
     """
+    if path.is_dir():
+        raise InputError(f"'{path}' must be a JSON file of COCO instances, got a folder")
     with reraise_as_input_error(f"'{path}' must contain COCO instances"), open_regular(path) as file:
         decoded = json.loads(file.read().decode("utf-8-sig"), object_hook=pack_polygons)
         # not strict, because pandas writes integers with missing values as floats
