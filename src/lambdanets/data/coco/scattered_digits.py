@@ -85,10 +85,8 @@ def _paste(
         return None
     is_free[region] = False
     np.copyto(canvas[region], pixels, where=pixels > 0)
-    mask = np.zeros(canvas.shape, bool)
-    mask[region] = pixels > 0
     if not crowd:
         rng.integers(3)  # once chose how the mask was written; without it, all later images would be others
-    rle = encode_rle(mask)
+    rle = encode_rle(pixels > 0, canvas.shape, top, left)
     box, area = box_and_area(rle, *canvas.shape)
     return Object(0, digit, box, area, crowd, rle)
