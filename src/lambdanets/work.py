@@ -81,11 +81,14 @@ class WorkFolder:
                 raise InputError(f"{self.path} is not empty, it has {foreign[0]}; {advice}")
             return False
         if self.identity:
-            existing = read_json(self.path / self.file, dict[str, Any], "choose another folder")
-            expected = json.loads(json.dumps(self.identity))  # as read from JSON, without tuples
-            if differing := describe_differences(existing, expected):
-                raise InputError(f"{differing}, since {self.path} was started so; choose another folder")
+            self.check(read_json(self.path / self.file, dict[str, Any], "choose another folder"))
         return True
+
+    def check(self, existing: Mapping[str, Any]) -> None:
+        """Raise InputError if the output in the folder, of which this is the identity, is of other work."""
+        expected = json.loads(json.dumps(self.identity))  # as read from JSON, without tuples
+        if differing := describe_differences(existing, expected):
+            raise InputError(f"{differing}, since {self.path} was started so; choose another folder")
 
     @contextlib.contextmanager
     def open(self, *, shared: bool = False) -> Iterator[None]:
