@@ -19,6 +19,7 @@ from lambdanets.signals import uninterrupted
 
 LOCK = ".lock"
 PARTIAL = ".partial"  # suffix of journals
+_FILES = (".csv", ".json", ".jsonl", ".md", ".png", ".safetensors", ".tar", ".txt")  # suffixes of no folder
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 200  # paths differ in the middle
 
@@ -72,7 +73,7 @@ class WorkFolder:
     def is_started(self) -> bool:
         """Whether the folder has output of the same identity. Raises InputError if it has other output or files."""
         if not self.path.is_dir():
-            if self.path.exists():
+            if self.path.exists() or self.path.suffix.lower() in _FILES:
                 raise InputError(f"{self.path} must be a folder, got a file; choose another path")
             return False
         if not self.file or not (self.path / self.file).is_file():

@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
     options = parse(PredictOptions, arguments, "predict")
     if options.out is not None:
-        check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
+        _folder(options.out).is_started() if options.out.is_dir() else check_new_file(options.out)
     if not options.images:
         raise InputError("IMAGES must be at least one file or folder, got none")
     from lambdanets.data.image_search import describe_left_out, find_images
@@ -105,6 +105,9 @@ def main(arguments: list[str]) -> int:
 def _open_output(out: Path, *, is_file: bool) -> Iterator[Path]:
     """Lock the output, which must be new or interrupted work, and return the path of its journal."""
     if is_file:
+        if out.suffix.lower() not in ("", ".jsonl"):
+            advice = f"choose {out.with_suffix('.jsonl')}"
+            raise InputError(f"out must end in .jsonl, as it has one line of JSON per image, got {out}; {advice}")
         check_new_file(out)
         with locked(out.with_name(f".{out.name}.lock"), out):
             check_new_file(out)  # another process may have written it in the meantime
