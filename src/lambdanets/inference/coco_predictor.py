@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, AnnotatedImages, Category
-from lambdanets.data.coco.images import image_to_tensor, load_image, open_annotated
+from lambdanets.data.coco.images import image_to_tensor, open_annotated, without_target
 from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
@@ -78,7 +78,7 @@ class CocoPredictor(Predictor):
         return replace(self, images=annotated, left_out=annotated.problems.left_out)
 
     def batches(self, **options: Any) -> Batches:
-        return Batches(self.images, load_image, **options)
+        return Batches(self.images, without_target, **options)
 
     @torch.compiler.set_stance("force_eager")  # images differ in size
     def draw(self, evaluation: Evaluation, folder: Path) -> None:
