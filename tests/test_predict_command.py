@@ -19,6 +19,7 @@ from lambdanets.data.image_search import find_images
 from lambdanets.files import encode_utf8
 from lambdanets.inference import loading
 from lambdanets.work import locked
+from lambdanets_lab.demo.examples import draw_nuclei
 from training.detection.tiny_detection import TWO_CATEGORIES
 from training.segmentation.tiny_segmentation import CLASSES
 
@@ -141,6 +142,20 @@ def test_detector_divides_large_images_of_several_channels_into_tiles(runs, phot
     assert {tuple(result["segmentation"]["size"]) for result in results} == {mosaic.shape}
     succeed(*command, "--channel", "1", "--tile-size", "0", "--out", tmp_path / "whole")
     assert len(json.loads((tmp_path / "whole/results.json").read_bytes())) != len(results)
+
+
+def test_python_and_the_command_use_the_tiles_and_stretching_of_a_model(tmp_path):
+    path = tmp_path / "large.png"
+    draw_nuclei(99, seed=0, side=600)[0].crop((0, 0, 600, 96)).point(lambda value: value // 4).save(path)
+    nuclei, different = ln.load("nuclei", device="cpu"), set()
+    for words, options in (("", {}), ("--tile-size 0", {"tile_size": 0}), ("--stretch off", {"stretch": False})):
+        (found,) = nuclei.predict(path, **options)
+        out = tmp_path / f"out{words}"
+        succeed("predict", "nuclei", path, "--out", out, "--device", "cpu", *words.split())
+        scores = [result["score"] for result in json.loads((out / "results.json").read_bytes())]
+        assert scores == found.scores.tolist()
+        different.add(tuple(scores))
+    assert len(different) == 3
 
 
 def test_segmenter_divides_large_images_into_tiles(runs, tmp_path):

@@ -15,7 +15,7 @@ from lambdanets.errors import InputError, nearest_hint
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
-from lambdanets.inference.predictor import ImageInput, decode_images, evaluation_mode
+from lambdanets.inference.predictor import ImageInput, evaluation_mode
 from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets_lab.explain.attention import AttentionMap, compute_attention_map, shared_keys
 from lambdanets_lab.explain.view import View, is_within, view_of_classifier, view_of_detector
@@ -212,7 +212,7 @@ def explain(
         network = loaded
         view = View.whole(tuple(inputs[0].shape[2:])) if inputs[0].ndim > 3 else None
     elif isinstance(loaded, Classifier | Detector):
-        images = list(decode_images(image, stretch=loaded.card.stretch if stretch is None else stretch))
+        images = list(loaded.decode(image, stretch=stretch))
         if len(images) != 1:
             raise InputError(f"image must be one image, got {len(images)}")
         (pil_image,), network = images, loaded.model

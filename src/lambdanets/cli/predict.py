@@ -84,11 +84,10 @@ def main(arguments: list[str]) -> int:
     found = find_images(options.images, predictor.accepts)
     if found.left_out:
         echo(describe_left_out(found.left_out), file=sys.stderr)
-    stretch = card.stretch if options.stretch is None else options.stretch == "on"
+    stretch = None if options.stretch is None else options.stretch == "on"
     reading = {"channel": options.channel, "stretch": stretch}
     if "tile_size" in defaults:
-        side = task_options["tile_size"]
-        reading["tile_size"] = (getattr(card, "tile_size", None) if side is None else side) or None
+        reading["tile_size"] = task_options["tile_size"]
     images_hash = hashlib.sha256("\n".join(map(str, found.paths)).encode("utf-8", "surrogateescape")).hexdigest()
     identity = {"weights": weights.sha256()} | task_options | reading | {"images": images_hash}
     out = options.out or Path(predictor.default_out)
