@@ -93,9 +93,8 @@ def write_shards(
     with folder.open():
         write_json(out / _OPTIONS, options)
         shards, unreadable = _write_all(splits, out, check_images, threads, max_unreadable)
-        content = ShardList(classes, shards, options | {"unreadable": unreadable})
-        write_json(out / SHARD_LIST, asdict(content))
-    return content
+        write_json(out / SHARD_LIST, asdict(ShardList(classes, shards, options | {"unreadable": unreadable})))
+    return read_shard_list(str(out))
 
 
 def _plan(

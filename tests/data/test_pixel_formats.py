@@ -10,6 +10,7 @@ import imagecodecs
 import numpy as np
 import pytest
 import tifffile
+import torch
 from PIL import Image
 
 import lambdanets as ln
@@ -100,7 +101,7 @@ UNREADABLE = {
     "stack8.tif": (tiff(STACK, metadata={"axes": "ZYX"}), CHOOSE),
     "samples.tif": (tiff(np.moveaxis(STACK, 0, 2), planarconfig="contig"), CHOOSE),
     "nan.tif": (tiff(np.full((9, 11), np.nan, np.float32)), r"its floats must be in 0\.\.1, got nan to nan;"),
-    "float255.tif": (tiff(GRAY.astype(np.float32)), r"its floats must be in 0\.\.1, got .*; divide all images"),
+    "float255.tif": (tiff(GRAY.astype(np.float32)), r"its floats must be in 0\.\.1, got .*; divide the images"),
     "int17.tif": (tiff(deep(GRAY).astype(np.int32) * 2), r"its integers must be in 0\.\.65535, got"),
     "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors cannot be read"),
     "invisible_rgba16.png": (png(deep(invisible(RGB_ALPHA))), INVISIBLE),
@@ -154,11 +155,13 @@ def test_a_file_gives_the_same_pixels_in_every_way(tmp_path):
             np.testing.assert_array_equal(np.asarray(other), np.asarray(image), err_msg=path.name)
 
 
-@pytest.mark.parametrize("name", ["gray16.tif", "gray32.tif", "float.tif", "bits.tif"])
-def test_an_array_gives_the_pixels_of_its_file(name):
+@pytest.mark.parametrize("name", ["gray16.tif", "gray32.tif", "float.tif", "bits.tif", "rgb16.tif", "rgba16.tif"])
+def test_arrays_and_tensors_give_the_pixels_of_their_file(name):
     content, pixels = READABLE[name]
     array = tifffile.imread(io.BytesIO(content))
-    np.testing.assert_array_equal(np.asarray(read_image(array)), pixels)
+    tensor = torch.from_numpy(array if array.ndim == 2 else array.transpose(2, 0, 1))
+    for image in load_once("digits").decode([array, tensor]):
+        np.testing.assert_array_equal(image, pixels)
 
 
 @pytest.mark.parametrize("name", UNREADABLE)

@@ -106,8 +106,7 @@ def _open_output(out: Path, *, is_file: bool) -> Iterator[Path]:
     if is_file:
         if out.suffix.lower() not in ("", ".jsonl"):
             advice = f"choose {out.with_suffix('.jsonl')}"
-            raise InputError(f"out must end in .jsonl, as it has one line of JSON per image, got {out}; {advice}")
-        check_new_file(out)
+            raise InputError(f"--out must end in .jsonl, as it has one line of JSON per image, got {out}; {advice}")
         with locked(out.with_name(f".{out.name}.lock"), out):
             check_new_file(out)  # another process may have written it in the meantime
             yield out.with_name(out.name + PARTIAL)

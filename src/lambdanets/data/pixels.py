@@ -147,9 +147,10 @@ def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
 def _range(pixels: np.ndarray) -> float:
     """Return the intensity that becomes white without stretching. Raises ValueError if some are outside the range."""
     low, high = pixels.min().item(), pixels.max().item()
-    name, limit = ("floats", 1) if pixels.dtype.kind == "f" else ("integers", 65535)
+    name, limit, advice = "integers", 65535, "convert the images of the set to 8 or 16 bits"
+    if pixels.dtype.kind == "f":
+        name, limit, advice = "floats", 1, "divide the images of the set by one number, such as 255 for 8 bits"
     if not 0 <= low <= high <= limit:  # true also for NaN
-        advice = "divide all images of the set by the same number, such as 255 for 8 bits"
         raise ValueError(f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; {advice}")
     return float(limit)
 

@@ -43,10 +43,7 @@ class CocoPredictor(Predictor):
         return tuple(map(Category, self.card.category_ids, self.card.classes))
 
     def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Any]:
-        """Predict on images, of which those with a side of more than two tiles are divided.
-
-        tile_size: as in `predict`. batch_size: in tiles.
-        """
+        """Predict on images; those with a side of more than two tiles are divided. Arguments: see `predict`."""
         check("tile_size", tile_size, TileSize | Literal[0] | None)
         side = (getattr(self.card, "tile_size", None) if tile_size is None else tile_size) or 0
         whole = [image_to_tensor(image) for image in images if not is_tiled(image.size, side)]
