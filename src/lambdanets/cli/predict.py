@@ -40,8 +40,8 @@ class PredictOptions:
     images: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Image files and folders."""
     out: Path | None = None
-    """New file in JSON Lines format of a classifier, by default predictions.jsonl; new folder of other models, by
-    default detections or segmentations. The same command resumes an interrupted one."""
+    """New file of a classifier in JSON Lines format (.jsonl), by default predictions.jsonl; new folder of other models,
+    by default detections or segmentations. The same command resumes an interrupted one."""
     batch_size: PositiveInt = 1
     """Images, or tiles of an image, per forward pass."""
     channel: NonNegativeInt | None = None

@@ -43,9 +43,10 @@ def convert_image(image: Image.Image, channel: int | None = None, stretch: bool 
 def convert_pixels(pixels: np.ndarray, channel: int | None = None, stretch: bool = False) -> Image.Image:
     """Convert pixels (H, W) or (H, W, C) as `convert_image` does. C: 1 for gray, 3 for RGB, or one more for alpha.
 
-    Raises ValueError as `convert_image`, and for integers of 64 bits, of which `to_8_bits` would not know the range.
+    Raises ValueError as `convert_image`, and for integers that no files have: they may be 8-bit values.
     """
-    if pixels.dtype.kind not in "buif" or pixels.dtype in (np.int64, np.uint64):
+    kind, num_bytes = pixels.dtype.kind, pixels.dtype.itemsize
+    if kind not in "buif" or (kind in "ui" and num_bytes > (4 if pixels.ndim == 2 else 2)):
         raise ValueError(f"its dtype must be uint8, uint16 or floating point, got {pixels.dtype}")
     pixels = pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels
     pixels = composite_on_white(pixels) if pixels.shape[2:] in ((2,), (4,)) else pixels

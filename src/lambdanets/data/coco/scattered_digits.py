@@ -43,8 +43,7 @@ def scattered_digits(split: str, count: int, seed: int) -> AnnotatedImages:
     scans_of = [scans[digits.target[chosen] == digit] for digit in range(10)]
     images, num_objects = [], 0
     for number in range(1, count + 1):
-        height = int(rng.integers(_HEIGHTS[0], _HEIGHTS[1] + 1))
-        width = int(rng.integers(_WIDTHS[0], _WIDTHS[1] + 1))
+        height, width = (int(rng.integers(low, high + 1)) for low, high in (_HEIGHTS, _WIDTHS))
         width += width == height
         canvas = rng.integers(0, MIN_BRIGHTNESS // 2, (height, width), np.uint8)
         is_free = np.ones((height, width), bool)
