@@ -190,15 +190,9 @@ def test_rejects_a_device_that_does_not_exist(device, classifier, detector):
             function("nowhere", device=device)
 
 
-@pytest.mark.parametrize(
-    ("task", "name"),
-    [
-        ("classification", "checkpoints/last.ckpt"),
-        ("detection", "checkpoints/last.ckpt"),
-        ("segmentation", "weights.safetensors"),
-    ],
-)
-def test_load_accepts_every_file_of_a_run(name, task, runs, pixels):
+@pytest.mark.parametrize("task", MODELS)
+def test_load_accepts_every_file_of_a_run(task, runs, pixels):
+    name = "weights.safetensors" if task == "segmentation" else "checkpoints/last.ckpt"
     model = ln.load(str(runs[task] / name))
     assert isinstance(model, MODELS[task])
     assert repr(model) == f"{type(model).__name__}({model.card.model}, {len(model.classes)} classes)"

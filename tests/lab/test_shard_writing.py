@@ -1,7 +1,6 @@
 """Datasets are written as shards, resumed, verified and indexed."""
 
 import json
-import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from commands import contents, fail, succeed
+from commands import contents
 from data.coco.coco_files import write_tar
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
@@ -163,15 +162,13 @@ def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path, two_classes
         index_shards(tmp_path)
 
 
-def test_a_copy_of_finished_shards_without_hidden_files_is_finished(two_classes, tmp_path, capsys):
-    succeed("shard", two_classes, tmp_path / "out", "--images-per-shard", 4)
-    (tmp_path / "copy").mkdir()
-    for path in (tmp_path / "out").glob("[!.]*"):  # as cp out/* copy
-        shutil.copy(path, tmp_path / "copy")
-    succeed("shard", two_classes, tmp_path / "copy", "--images-per-shard", 4)
-    assert f"20 images in 5 shards of {tmp_path}/copy" in capsys.readouterr().out
-    message = "images_per_shard must be 4, got 5, since .*copy was started so; choose another folder"
-    assert re.search(message, fail(capsys, "shard", two_classes, tmp_path / "copy", "--images-per-shard", 5))
+def test_a_copy_of_finished_shards_without_hidden_files_is_finished(two_classes, tmp_path):
+    splits, copy = open_splits(str(two_classes)), tmp_path / "copy"
+    written = write_shards(splits, tmp_path / "out", images_per_shard=4)
+    shutil.copytree(tmp_path / "out", copy, ignore=shutil.ignore_patterns(".*"))  # as cp out/* copy
+    assert write_shards(splits, copy, images_per_shard=4) == written
+    with pytest.raises(InputError, match="images_per_shard must be 4, got 5, since .*copy was started so"):
+        write_shards(splits, copy, images_per_shard=5)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def read_image(
 ) -> Image.Image:
     """Read an image with 8 bits per channel: mode "L" if it is gray or `channel` is given, else "RGB".
 
-    source: a path, a binary file, a Pillow image, an array as for `convert_pixels`, or what has an `open` of these.
+    source: a path, a file, a Pillow image, an array as for `convert_pixels`, or an object whose `open` returns one.
     name: name of the image in error messages, by default its path.
     channel: index of the channel, or of the plane of a stack, in the order of the file. Files with several need one,
         except color images; of an animation, the first frame is read.
