@@ -147,15 +147,14 @@ def test_detector_divides_large_images_of_several_channels_into_tiles(runs, phot
 def test_python_and_the_command_use_the_tiles_and_stretching_of_a_model(tmp_path):
     path = tmp_path / "large.png"
     draw_nuclei(99, seed=0, side=600)[0].crop((0, 0, 600, 96)).point(lambda value: value // 4).save(path)
-    nuclei, different = ln.load("nuclei", device="cpu"), set()
+    nuclei, scores = ln.load("nuclei", device="cpu"), []
     for words, options in (("", {}), ("--tile-size 0", {"tile_size": 0}), ("--stretch off", {"stretch": False})):
         (found,) = nuclei.predict(path, **options)
         out = tmp_path / f"out{words}"
         succeed("predict", "nuclei", path, "--out", out, "--device", "cpu", *words.split())
-        scores = [result["score"] for result in json.loads((out / "results.json").read_bytes())]
-        assert scores == found.scores.tolist()
-        different.add(tuple(scores))
-    assert len(different) == 3
+        results = json.loads((out / "results.json").read_bytes())
+        assert [result["score"] for result in results] == found.scores.tolist() not in scores
+        scores.append(found.scores.tolist())
 
 
 def test_segmenter_divides_large_images_into_tiles(runs, tmp_path):

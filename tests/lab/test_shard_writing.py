@@ -167,7 +167,7 @@ def test_a_copy_of_finished_shards_without_hidden_files_is_finished(two_classes,
     written = write_shards(splits, tmp_path / "out", images_per_shard=4)
     shutil.copytree(tmp_path / "out", copy, ignore=shutil.ignore_patterns(".*"))  # as cp out/* copy
     assert write_shards(splits, copy, images_per_shard=4) == written
-    with pytest.raises(InputError, match="images_per_shard must be 4, got 5, since .*copy was started so"):
+    with pytest.raises(InputError, match=r"images_per_shard must be 4, got 5, since .*copy was started so"):
         write_shards(splits, copy, images_per_shard=5)
 
 
