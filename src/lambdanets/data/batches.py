@@ -55,7 +55,7 @@ class Batches(AbstractContextManager["Batches"]):
     """A DataLoader over a set of images that can resume in the middle of an epoch.
 
     images: a set, with `len(images)`; `images.load(index)` returns an image and its target, or raises UnreadableImage.
-    transform: transform(image, target) returns both as tensors.
+    transform: transform(image, target) returns both as `collate` takes them.
     collate: collate(images, targets) makes those of a batch, which may be none; by default lists.
     batch_size: images per training step, over all ranks and micro-batches.
     batch_slice: the rank, world size, number of accumulation steps and smallest micro-batch.

@@ -89,13 +89,10 @@ def read_image(
                 pixels, orientation = content
                 image = to_image(pixels, stretch)
             else:
-                decoder: AbstractContextManager[Image.Image] = (
-                    nullcontext(file) if is_image else Image.open(file, formats=FORMATS)
-                )
-                with decoder as stored:
-                    check_size(*stored.size)
-                    image = convert_image(stored, channel, stretch)  # before EXIF, which may decode PNG to 8 bits
-                    orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
+                stored = file if is_image else Image.open(file, formats=FORMATS)
+                check_size(*stored.size)
+                image = convert_image(stored, channel, stretch)  # before EXIF, which may decode PNG to 8 bits
+                orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
         rotated = image
         if orientation != 1:
             image.getexif()[ExifTags.Base.Orientation] = orientation  # `convert_image` may have dropped it
