@@ -9,7 +9,7 @@ from PIL.ExifTags import Base
 
 _CUT = ";16B"  # end of Pillow's raw modes of PNG files of which it keeps only the high byte of each sample
 _WHITE_IS_ZERO = 0  # TIFF's PhotometricInterpretation
-_CHUNK_ROWS = 1024
+_CHUNK_ROWS = 32
 _MAX_SAMPLE = 1_000_000  # pixels whose intensities are sorted by `stretch`
 # Where `stretch` puts the medians of background and objects if the background is dark, and the background if it is
 # bright: the medians over the training images of the packaged model `nuclei`.
@@ -91,7 +91,7 @@ def composite_on_white(pixels: np.ndarray, premultiplied: bool = False) -> np.nd
 
 
 def _chunks(pixels: np.ndarray) -> Iterator[slice]:
-    """Yield the rows that are converted at a time, since float64 needs much memory."""
+    """Yield the rows that are converted at a time: few, since float64 needs memory, and is faster in the cache."""
     return (slice(first, first + _CHUNK_ROWS) for first in range(0, len(pixels), _CHUNK_ROWS))
 
 
