@@ -176,12 +176,6 @@ def test_rejects_invalid_images_with_a_one_line_message(images, message, classif
     assert len(str(raised.value)) < 300
 
 
-def test_rejects_tiles_that_are_too_small(detector, segmenter, pixels):
-    for model in (detector, segmenter):
-        with pytest.raises(ValueError, match=r"^tile_size must be greater than or equal to 16, got 8"):
-            model.predict(pixels, tile_size=8)
-
-
 @pytest.mark.parametrize("device", ["cuda:99", 3])
 def test_rejects_a_device_that_does_not_exist(device, classifier, detector):
     functions = (classifier.predict, detector.predict, partial(ln.evaluate, detector), ln.load)
@@ -219,7 +213,10 @@ def test_evaluation_has_a_short_repr(task, runs):
     assert re.fullmatch(rf"\w*Evaluation\([24] images, .*{metric} [01]\.\d{{4}}.*\)", repr(evaluation))
 
 
-def test_rejects_arguments_of_the_other_task(classifier, detector, tmp_path):
+def test_rejects_invalid_arguments_and_those_of_the_other_task(classifier, detector, segmenter, tmp_path):
+    for model in (detector, segmenter):
+        with pytest.raises(ValueError, match=r"^tile_size must be greater than or equal to 16, got 8"):
+            model.predict(ZEROS, tile_size=8)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'tile_size'"):
         classifier.predict(ZEROS, tile_size=64)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'data_root'"):
