@@ -40,8 +40,9 @@ def random_images(channels, side):
 def test_a_folder_cannot_be_saved_into_itself(tmp_path):
     run = write_teacher(tmp_path / "run")
     files = contents(run)
-    with pytest.raises(InputError, match="folder must not be a run folder"):
-        ln.save_pretrained(run, run)
+    for folder in (run, run / "model.safetensors"):
+        with pytest.raises(InputError, match="folder must not be a run folder or a file"):
+            ln.save_pretrained(run, folder)
     assert contents(run) == files
 
 

@@ -68,6 +68,7 @@ def make_inputs(pixels, folder):
         "Pillow image with alpha": image.convert("RGBA"),
         "rotated Pillow image with alpha": Image.open(folder / "rotated_alpha.png"),
         "array": pixels,
+        "float array": pixels / 255,
         "batch of one array": pixels[None],
         "tensor": to_tensor(pixels),
         "float tensor": to_tensor(pixels) / 255,
@@ -154,13 +155,14 @@ INVALID = [
     (5, f"images must be {EXPECTED}, got 5"),
     ({"a": ZEROS}, rf"images must be {EXPECTED}, got \{{'a': "),
     ([ZEROS, None], rf"images\[1\] must be {EXPECTED}, got None"),
-    (ZEROS.astype(np.float32), f"{UNREADABLE}its dtype must be uint8, .*, got float32"),
+    (ZEROS.astype(np.int32), f"{UNREADABLE}its dtype must be uint8, .*, got int32"),
     (ZEROS[..., 0].astype(np.int64), f"{UNREADABLE}its dtype must be uint8, .*, got int64"),
-    ([ZEROS[None]], r"cannot read the image images\[0\]: .* 4 dimensions"),
-    (torch.zeros(5, 4, 4), f"{UNREADABLE}.* 5 channels"),
-    (torch.zeros(3, 4, 4).long(), f"{UNREADABLE}its dtype must be uint8, .*, got torch.int64"),
-    (torch.full((3, 4, 4), 255.0), UNREADABLE + r"its values must be in \[0, 1\]; divide 8-bit values by 255"),
-    (torch.full((3, 4, 4), float("nan")), UNREADABLE + r"its values must be in \[0, 1\]"),
+    ([ZEROS[None]], r"images\[0\] must have the shape \(H, W\) or \(H, W, C\) .*, got \(1, 4, 4, 3\)"),
+    (np.zeros((3, 8, 6)), r"images must have the shape \(H, W\) or \(H, W, C\) with 1 to 4 channels, got \(3, 8, 6\)"),
+    (torch.zeros(8, 6, 3), r"images must have the shape \(H, W\) or \(C, H, W\) with 1 to 4 channels, got \(8, 6, 3\)"),
+    (torch.zeros(3, 4, 4).long(), f"{UNREADABLE}its dtype must be uint8, .*, got int64"),
+    (np.full((4, 4, 3), 255.0), rf"{UNREADABLE}its floats must be in 0..1, got 255 .*; divide .* such as 255"),
+    (torch.full((3, 4, 4), float("nan")), f"{UNREADABLE}its floats must be in 0..1, got nan"),
     ("nowhere.png", "cannot read the image nowhere.png: there is no such file"),
     ([Image.new("F", (4, 4), 9.0)], r"cannot read the image images\[0\]: its floats must be in 0..1"),
 ]
@@ -174,12 +176,6 @@ def test_rejects_invalid_images_with_a_one_line_message(images, message, classif
     assert len(str(raised.value)) < 300
 
 
-def test_rejects_tiles_that_are_too_small(detector, segmenter, pixels):
-    for model in (detector, segmenter):
-        with pytest.raises(ValueError, match=r"^tile_size must be greater than or equal to 16, got 8"):
-            model.predict(pixels, tile_size=8)
-
-
 @pytest.mark.parametrize("device", ["cuda:99", 3])
 def test_rejects_a_device_that_does_not_exist(device, classifier, detector):
     functions = (classifier.predict, detector.predict, partial(ln.evaluate, detector), ln.load)
@@ -188,15 +184,9 @@ def test_rejects_a_device_that_does_not_exist(device, classifier, detector):
             function("nowhere", device=device)
 
 
-@pytest.mark.parametrize(
-    ("task", "name"),
-    [
-        ("classification", "checkpoints/last.ckpt"),
-        ("detection", "checkpoints/last.ckpt"),
-        ("segmentation", "weights.safetensors"),
-    ],
-)
-def test_load_accepts_every_file_of_a_run(name, task, runs, pixels):
+@pytest.mark.parametrize("task", MODELS)
+def test_load_accepts_every_file_of_a_run(task, runs, pixels):
+    name = "weights.safetensors" if task == "segmentation" else "checkpoints/last.ckpt"
     model = ln.load(str(runs[task] / name))
     assert isinstance(model, MODELS[task])
     assert repr(model) == f"{type(model).__name__}({model.card.model}, {len(model.classes)} classes)"
@@ -223,7 +213,10 @@ def test_evaluation_has_a_short_repr(task, runs):
     assert re.fullmatch(rf"\w*Evaluation\([24] images, .*{metric} [01]\.\d{{4}}.*\)", repr(evaluation))
 
 
-def test_rejects_arguments_of_the_other_task(classifier, detector, tmp_path):
+def test_rejects_invalid_arguments_and_those_of_the_other_task(classifier, detector, segmenter, tmp_path):
+    for model in (detector, segmenter):
+        with pytest.raises(ValueError, match=r"^tile_size must be greater than or equal to 16, got 8"):
+            model.predict(ZEROS, tile_size=8)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'tile_size'"):
         classifier.predict(ZEROS, tile_size=64)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'data_root'"):

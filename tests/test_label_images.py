@@ -5,12 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.inference.detections import (
-    COLUMNS,
-    Detections,
-    make_label_image,
-    measure_objects,
-)
+from lambdanets.inference.detections import COLUMNS, Detections, make_label_image, measure_objects
 
 
 def detections(boxes, scores, size=(20, 30)):

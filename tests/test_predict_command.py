@@ -19,6 +19,7 @@ from lambdanets.data.image_search import find_images
 from lambdanets.files import encode_utf8
 from lambdanets.inference import loading
 from lambdanets.work import locked
+from lambdanets_lab.demo.examples import draw_nuclei
 from training.detection.tiny_detection import TWO_CATEGORIES
 from training.segmentation.tiny_segmentation import CLASSES
 
@@ -143,6 +144,19 @@ def test_detector_divides_large_images_of_several_channels_into_tiles(runs, phot
     assert len(json.loads((tmp_path / "whole/results.json").read_bytes())) != len(results)
 
 
+def test_python_and_the_command_use_the_tiles_and_stretching_of_a_model(tmp_path):
+    path = tmp_path / "large.png"
+    draw_nuclei(99, seed=0, side=600)[0].crop((0, 0, 600, 96)).point(lambda value: value // 4).save(path)
+    nuclei, scores = ln.load("nuclei", device="cpu"), []
+    for words, options in (("", {}), ("--tile-size 0", {"tile_size": 0}), ("--stretch off", {"stretch": False})):
+        (found,) = nuclei.predict(path, **options)
+        out = tmp_path / f"out{words}"
+        succeed("predict", "nuclei", path, "--out", out, "--device", "cpu", *words.split())
+        results = json.loads((out / "results.json").read_bytes())
+        assert [result["score"] for result in results] == found.scores.tolist() not in scores
+        scores.append(found.scores.tolist())
+
+
 def test_segmenter_divides_large_images_into_tiles(runs, tmp_path):
     path = tmp_path / "large.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 130, 3), np.uint8)).save(path)
@@ -225,10 +239,12 @@ ERRORS = [
     ("predict MODEL", "IMAGES must be at least one file or folder, got none"),
     ("predict MODEL nowhere.png", "nowhere.png"),
     ("predict nowhere IMAGE", "nowhere must be a run folder"),
-    ("predict MODEL IMAGE --out new.csv", "out must be a folder, or a .jsonl file for a classifier"),
     ("predict MODEL TEXT --out new", "none of the 1 images could be read"),
     ("predict classification IMAGE --out nowhere/x.jsonl", "nowhere/x.jsonl: No such file or directory"),
     ("predict classification IMAGE --score 0 --no-figures", "model has no option --score or --figures"),
+    ("predict classification IMAGE --out x.csv", "per image, got x.csv; choose x.jsonl"),
+    ("predict detection IMAGE --out objects.csv", "objects.csv must be a folder, got a file"),
+    ("evaluate MODEL --out scores.json", "scores.json must be a folder, got a file"),
     ("predict detection IMAGE --out PHOTOS", "is not empty"),
     ("evaluate MODEL --device gpu", "device must be cpu"),
     ("evaluate MODEL --out PHOTOS", "is not empty"),

@@ -68,9 +68,8 @@ class KeywordNetwork(nn.Module):
         return self.head
 
 
-def load(recordings: Recordings, index: int, noise: float = 0.0) -> tuple[Tensor, Tensor]:
+def transform(recording: Tensor, label: int, noise: float = 0.0) -> tuple[Tensor, Tensor]:
     """Return a recording and its label. A `Batch` has lists of them: `images` and `targets`."""
-    recording, label = recordings.load(index)
     noisy = recording + noise * torch.randn(recording.shape)  # seeded by the seed, the epoch and the index
     return noisy, torch.tensor(label)
 
@@ -107,7 +106,7 @@ class KeywordSpotter(Predictor):
         return replace(self, images=Recordings(100, seed=1), source="synthetic tones")
 
     def batches(self, **options: Any) -> Batches:
-        return Batches(self.images, load, **options)
+        return Batches(self.images, transform, **options)
 
     def measure(self, batch: Batch) -> list[Any]:
         """Return (index, whether the keyword is correct) of each recording."""
@@ -142,7 +141,7 @@ class KeywordTask(Task):
         self.fingerprint = f"tones {recipe.training_recordings}"  # of files: a hash of classes, names and labels
 
     def batches(self, **options: Any) -> Batches:
-        return Batches(self.training, partial(load, noise=self.recipe.noise), **options)
+        return Batches(self.training, partial(transform, noise=self.recipe.noise), **options)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         logits, labels = self.model(torch.stack(batch.images)), torch.stack(batch.targets)

@@ -83,17 +83,18 @@ def write_shards(
         "check_images": check_images,
     }
     folder = WorkFolder(out, options, _OPTIONS)
-    if folder.is_started() and (out / SHARD_LIST).is_file():
-        return read_shard_list(str(out))
+    if (out / SHARD_LIST).is_file():  # perhaps copied without hidden files
+        content = read_shard_list(str(out))
+        folder.check(content.metadata)
+        return content
     for name, split in splits.items():
         load = partial(_read, split, check=check_images)
         check_readable(load, len(split.keys), "training" if name == "train" else name, max_unreadable)
     with folder.open():
         write_json(out / _OPTIONS, options)
         shards, unreadable = _write_all(splits, out, check_images, threads, max_unreadable)
-        content = ShardList(classes, shards, options | {"unreadable": unreadable})
-        write_json(out / SHARD_LIST, asdict(content))
-    return content
+        write_json(out / SHARD_LIST, asdict(ShardList(classes, shards, options | {"unreadable": unreadable})))
+    return read_shard_list(str(out))
 
 
 def _plan(

@@ -19,6 +19,7 @@ from lambdanets.signals import uninterrupted
 
 LOCK = ".lock"
 PARTIAL = ".partial"  # suffix of journals
+_FILES = (".csv", ".json", ".jsonl", ".md", ".png", ".safetensors", ".tar", ".txt")  # suffixes of no folder
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 200  # paths differ in the middle
 
@@ -72,7 +73,7 @@ class WorkFolder:
     def is_started(self) -> bool:
         """Whether the folder has output of the same identity. Raises InputError if it has other output or files."""
         if not self.path.is_dir():
-            if self.path.exists():
+            if self.path.exists() or self.path.suffix.lower() in _FILES:
                 raise InputError(f"{self.path} must be a folder, got a file; choose another path")
             return False
         if not self.file or not (self.path / self.file).is_file():
@@ -81,11 +82,14 @@ class WorkFolder:
                 raise InputError(f"{self.path} is not empty, it has {foreign[0]}; {advice}")
             return False
         if self.identity:
-            existing = read_json(self.path / self.file, dict[str, Any], "choose another folder")
-            expected = json.loads(json.dumps(self.identity))  # as read from JSON, without tuples
-            if differing := describe_differences(existing, expected):
-                raise InputError(f"{differing}, since {self.path} was started so; choose another folder")
+            self.check(read_json(self.path / self.file, dict[str, Any], "choose another folder"))
         return True
+
+    def check(self, existing: Mapping[str, Any]) -> None:
+        """Raise InputError if the output in the folder, of which this is the identity, is of other work."""
+        expected = json.loads(json.dumps(self.identity))  # as read from JSON, without tuples
+        if differing := describe_differences(existing, expected):
+            raise InputError(f"{differing}, since {self.path} was started so; choose another folder")
 
     @contextlib.contextmanager
     def open(self, *, shared: bool = False) -> Iterator[None]:

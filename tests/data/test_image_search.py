@@ -50,20 +50,15 @@ def test_duplicate_inputs_are_listed_once_in_order(tmp_path: Path, monkeypatch: 
     assert find_images(["b.png", "./", str(tmp_path / "b.png")]).paths == [Path("b.png"), Path("a.png")]
 
 
-def test_circular_links_of_folders_are_followed_once(tmp_path: Path) -> None:
-    touch(tmp_path, "a/x.png")
-    (tmp_path / "a/loop").symlink_to(tmp_path)
-    (tmp_path / "b").symlink_to("a")
-    assert find_images([str(tmp_path)]).paths == [tmp_path / "a/x.png", tmp_path / "b/x.png"]
-
-
-def test_folders_with_links_to_each_other_are_followed_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [({"a/loop": ".", "c": "a"}, "a/x b/y c/x"), ({"a/b": "b", "b/a": "a"}, "a/b/y a/x b/a/x b/y")],
+)
+def test_circular_links_of_folders_are_followed_once(tmp_path: Path, links: dict[str, str], expected: str) -> None:
     touch(tmp_path, "a/x.png", "b/y.png")
-    (tmp_path / "a/b").symlink_to(tmp_path / "b")
-    (tmp_path / "b/a").symlink_to(tmp_path / "a")
-    assert find_images([str(tmp_path)]).paths == [
-        tmp_path / path for path in ("a/b/y.png", "a/x.png", "b/a/x.png", "b/y.png")
-    ]
+    for link, target in links.items():
+        (tmp_path / link).symlink_to(tmp_path / target)
+    assert find_images([str(tmp_path)]).paths == [tmp_path / f"{path}.png" for path in expected.split()]
 
 
 @pytest.mark.parametrize("missing", ["nothing.png", "empty"])

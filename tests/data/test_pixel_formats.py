@@ -1,5 +1,6 @@
 """One file gives the same pixels however it is read: in training, in Python, by commands and by the page."""
 
+import functools
 import io
 import json
 import subprocess
@@ -9,12 +10,13 @@ import imagecodecs
 import numpy as np
 import pytest
 import tifffile
+import torch
 from PIL import Image
 
+import lambdanets as ln
 from lambdanets.data.coco.images import open_annotated
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
-from lambdanets.inference.predictor import decode_images
 
 NOISE = np.random.default_rng(0)
 GRAY, ALPHA = NOISE.integers(0, 256, (2, 9, 11), np.uint8)
@@ -99,7 +101,7 @@ UNREADABLE = {
     "stack8.tif": (tiff(STACK, metadata={"axes": "ZYX"}), CHOOSE),
     "samples.tif": (tiff(np.moveaxis(STACK, 0, 2), planarconfig="contig"), CHOOSE),
     "nan.tif": (tiff(np.full((9, 11), np.nan, np.float32)), r"its floats must be in 0\.\.1, got nan to nan;"),
-    "float255.tif": (tiff(GRAY.astype(np.float32)), r"its floats must be in 0\.\.1, got .*; convert the images"),
+    "float255.tif": (tiff(GRAY.astype(np.float32)), r"its floats must be in 0\.\.1, got .*; divide the images"),
     "int17.tif": (tiff(deep(GRAY).astype(np.int32) * 2), r"its integers must be in 0\.\.65535, got"),
     "cmyk16.tif": (tiff(deep(RGB_ALPHA), "separated"), "SEPARATED colors cannot be read"),
     "invisible_rgba16.png": (png(deep(invisible(RGB_ALPHA))), INVISIBLE),
@@ -113,8 +115,11 @@ def write(folder, files):
     return sorted(folder.iterdir())
 
 
+load_once = functools.cache(ln.load)
+
+
 def read_by_python(path, **options):
-    return next(decode_images(path, **options))
+    return next(load_once("digits").decode(path, **options))
 
 
 def read_by_page(path, **options):
@@ -150,11 +155,13 @@ def test_a_file_gives_the_same_pixels_in_every_way(tmp_path):
             np.testing.assert_array_equal(np.asarray(other), np.asarray(image), err_msg=path.name)
 
 
-@pytest.mark.parametrize("name", ["gray16.tif", "gray32.tif", "float.tif", "bits.tif"])
-def test_an_array_gives_the_pixels_of_its_file(name):
+@pytest.mark.parametrize("name", ["gray16.tif", "gray32.tif", "float.tif", "bits.tif", "rgb16.tif", "rgba16.tif"])
+def test_arrays_and_tensors_give_the_pixels_of_their_file(name):
     content, pixels = READABLE[name]
     array = tifffile.imread(io.BytesIO(content))
-    np.testing.assert_array_equal(np.asarray(next(decode_images(array))), pixels)
+    tensor = torch.from_numpy(array if array.ndim == 2 else array.transpose(2, 0, 1))
+    for image in load_once("digits").decode([array, tensor]):
+        np.testing.assert_array_equal(image, pixels)
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
@@ -197,4 +204,4 @@ def test_an_open_image_whose_low_bits_pillow_drops_is_refused(tmp_path):
     path = tmp_path / "deep.tif"
     path.write_bytes(tiff(deep(RGB), "rgb"))
     with Image.open(path) as image, pytest.raises(UnreadableImage, match="pass the path of the file"):
-        next(decode_images(image))
+        read_image(image)

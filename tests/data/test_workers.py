@@ -45,10 +45,10 @@ def test_close_shuts_workers_down_and_kills_hanging_ones(monkeypatch: pytest.Mon
 
 @pytest.mark.forks
 def test_a_batch_that_a_worker_cannot_send_ends_the_iteration(capfd: pytest.CaptureFixture[str]) -> None:
-    def load(images: Any, index: int) -> Any:
-        return lambda: index, 0  # pickle refuses it, as a full /dev/shm does tensors
+    def transform(image: Any, label: Any) -> Any:
+        return lambda: image, 0  # pickle refuses it, as a full /dev/shm does tensors
 
-    batches = batches_module.Batches(images(4), load, batch_size=2, training=True, workers=1)
+    batches = batches_module.Batches(images(4), transform, batch_size=2, training=True, workers=1)
     with batches, pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
         list(batches)
     assert "a data loading worker cannot send a batch: Can't " in capfd.readouterr().err

@@ -70,5 +70,6 @@ def test_commands_have_the_options_of_the_task(recipe, tmp_path, monkeypatch, ca
     rows = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert [Path(row["path"]).name for row in rows] == ["0.wav", "1.wav", "2.wav"]
     assert {row["keyword"] for row in rows} <= {"rise", "fall", "peak", "dip"}
+    assert ln.load(tmp_path / "run").predict([row["path"] for row in rows]) == [row["keyword"] for row in rows]
     assert main(["train", str(FILE), "--dry-run", "--training-recordings", "33", "--batch-size", "8"]) == 0
     assert "5 per epoch, 75 in 15 epochs; 8 images per step" in capsys.readouterr().out

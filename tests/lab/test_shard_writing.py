@@ -1,6 +1,7 @@
 """Datasets are written as shards, resumed, verified and indexed."""
 
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -159,6 +160,15 @@ def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path, two_classes
     assert verify_shards(str(tmp_path))[1] == []
     with pytest.raises(InputError, match="exists; remove it"):
         index_shards(tmp_path)
+
+
+def test_a_copy_of_finished_shards_without_hidden_files_is_finished(two_classes, tmp_path):
+    splits, copy = open_splits(str(two_classes)), tmp_path / "copy"
+    written = write_shards(splits, tmp_path / "out", images_per_shard=4)
+    shutil.copytree(tmp_path / "out", copy, ignore=shutil.ignore_patterns(".*"))  # as cp out/* copy
+    assert write_shards(splits, copy, images_per_shard=4) == written
+    with pytest.raises(InputError, match=r"images_per_shard must be 4, got 5, since .*copy was started so"):
+        write_shards(splits, copy, images_per_shard=5)
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,12 @@ def main(arguments: list[str]) -> int:
     options = parse(Explain, arguments, "explain")
     folder = WorkFolder(options.out)
     folder.is_started()  # before PyTorch is imported, which takes seconds
-    from lambdanets.data.images import read_image
     from lambdanets.inference.loading import load
     from lambdanets_lab.explain.explanation import explain
     from lambdanets_lab.explain.report import write_report
 
     source: Any = load(options.checkpoint, device=options.device)
-    image = read_image(options.image, channel=options.channel, stretch=source.card.stretch)
+    (image,) = source.decode(options.image, channel=options.channel)
     explanation = explain(source, image, stretch=False)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at
     layer = explanation.layers[-1] if options.layer is None else options.layer

@@ -27,8 +27,8 @@ class Tables:
     """results.json of `lambdanets benchmark tables`, to show with the paper's speeds."""
 
     def __post_init__(self) -> None:
-        if self.out is not None and not self.out.parent.is_dir():
-            raise InputError(f"--out must be in an existing folder, got {self.out}")
+        if self.out is not None and not (self.out.suffix.lower() == ".md" and self.out.parent.is_dir()):
+            raise InputError(f"--out must be a file .md in an existing folder, got {self.out}")
 
 
 def main(arguments: list[str]) -> int:

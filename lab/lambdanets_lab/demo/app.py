@@ -191,9 +191,8 @@ class _ImageRequests:
             self.num_requests -= 1
 
     def _predict_content(self, number: int, content: bytes, name: str, channel: int | None) -> ImagePrediction:
-        model = self.models[number]
-        stretch = model.card.stretch
-        image = read_image(io.BytesIO(content), name, channel=channel, stretch=stretch, max_pixels=MAX_PIXELS)
+        model, file = self.models[number], io.BytesIO(content)
+        image = read_image(file, name, channel=channel, stretch=model.card.stretch, max_pixels=MAX_PIXELS)
         return predict_image(model, image, name)
 
 

@@ -72,11 +72,10 @@ def _classes(model: Classifier, image: Image.Image) -> dict[str, Any]:
 
 def _objects(model: Detector, image: Image.Image, name: str, explanation: Explanation | None) -> dict[str, Any]:
     """Detect objects as `lambdanets predict` does, or take those of the explanation."""
-    tile_size = model.card.tile_size
-    if explanation is not None and not is_tiled(image.size, tile_size):
+    if explanation is not None and not is_tiled(image.size, model.card.tile_size or 0):
         detected = Detections.from_outputs(explanation.output[0], model.classes)
     else:
-        detected = model.infer([image], tile_size=tile_size)[0]
+        detected = model.infer([image])[0]
     labels, visible = make_label_image(detected, MIN_SCORE)
     rows = measure_objects(image, labels, visible)
     names = sorted({row["class"] for row in rows})

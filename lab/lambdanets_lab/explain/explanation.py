@@ -15,7 +15,7 @@ from lambdanets.errors import InputError, nearest_hint
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
-from lambdanets.inference.predictor import ImageInput, decode_images, evaluation_mode
+from lambdanets.inference.predictor import ImageInput, evaluation_mode
 from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets_lab.explain.attention import AttentionMap, compute_attention_map, shared_keys
 from lambdanets_lab.explain.view import View, is_within, view_of_classifier, view_of_detector
@@ -192,6 +192,7 @@ def explain(
     model: str | os.PathLike[str] | Classifier | Detector | nn.Module,
     image: ImageInput | Tensor | tuple[Any, ...],
     *,
+    channel: int | None = None,
     stretch: bool | None = None,
 ) -> Explanation:
     """Run a model on one image and return what its lambda layers look at.
@@ -200,6 +201,7 @@ def explain(
         model: a run folder or weight file, a `Classifier` or `Detector`, or a network. It runs in evaluation mode.
         image: an image as in `Classifier.predict`. For a network, its preprocessed input: a tensor with a batch axis,
             of which the first example is explained, or a tuple of the arguments of its forward pass.
+        channel: as in `Classifier.predict`.
         stretch: False for an image whose intensities have been stretched; by default as in the model card.
 
     Raises InputError for an invalid argument, and for a network without lambda layers.
@@ -212,7 +214,7 @@ def explain(
         network = loaded
         view = View.whole(tuple(inputs[0].shape[2:])) if inputs[0].ndim > 3 else None
     elif isinstance(loaded, Classifier | Detector):
-        images = list(decode_images(image, stretch=loaded.card.stretch if stretch is None else stretch))
+        images = list(loaded.decode(image, channel=channel, stretch=stretch))
         if len(images) != 1:
             raise InputError(f"image must be one image, got {len(images)}")
         (pil_image,), network = images, loaded.model

@@ -40,8 +40,8 @@ class PredictOptions:
     images: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Image files and folders."""
     out: Path | None = None
-    """New file in JSON Lines format of a classifier, by default predictions.jsonl; new folder of other models, by
-    default detections or segmentations. The same command resumes an interrupted one."""
+    """New file of a classifier in JSON Lines format (.jsonl), by default predictions.jsonl; new folder of other models,
+    by default detections or segmentations. The same command resumes an interrupted one."""
     batch_size: PositiveInt = 1
     """Images, or tiles of an image, per forward pass."""
     channel: NonNegativeInt | None = None
@@ -68,9 +68,7 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
     options = parse(PredictOptions, arguments, "predict")
     if options.out is not None:
-        if options.out.suffix.lower() == ".csv":
-            raise InputError(f"out must be a folder, or a .jsonl file for a classifier, got {options.out}")
-        check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
+        _folder(options.out).is_started() if options.out.is_dir() else check_new_file(options.out)
     if not options.images:
         raise InputError("IMAGES must be at least one file or folder, got none")
     from lambdanets.data.image_search import describe_left_out, find_images
@@ -86,11 +84,10 @@ def main(arguments: list[str]) -> int:
     found = find_images(options.images, predictor.accepts)
     if found.left_out:
         echo(describe_left_out(found.left_out), file=sys.stderr)
-    stretch = card.stretch if options.stretch is None else options.stretch == "on"
+    stretch = None if options.stretch is None else options.stretch == "on"
     reading = {"channel": options.channel, "stretch": stretch}
     if "tile_size" in defaults:
-        side = task_options["tile_size"]
-        reading["tile_size"] = (getattr(card, "tile_size", None) if side is None else side) or None
+        reading["tile_size"] = task_options["tile_size"]
     images_hash = hashlib.sha256("\n".join(map(str, found.paths)).encode("utf-8", "surrogateescape")).hexdigest()
     identity = {"weights": weights.sha256()} | task_options | reading | {"images": images_hash}
     out = options.out or Path(predictor.default_out)
@@ -107,7 +104,9 @@ def main(arguments: list[str]) -> int:
 def _open_output(out: Path, *, is_file: bool) -> Iterator[Path]:
     """Lock the output, which must be new or interrupted work, and return the path of its journal."""
     if is_file:
-        check_new_file(out)
+        if out.suffix.lower() not in ("", ".jsonl"):
+            advice = f"choose {out.with_suffix('.jsonl')}"
+            raise InputError(f"--out must end in .jsonl, as it has one line of JSON per image, got {out}; {advice}")
         with locked(out.with_name(f".{out.name}.lock"), out):
             check_new_file(out)  # another process may have written it in the meantime
             yield out.with_name(out.name + PARTIAL)

@@ -42,7 +42,7 @@ class Batch(NamedTuple):
     step_images: int
 
 
-Load = Callable[[Any, int], tuple[Any, Any]]
+Transform = Callable[[Any, Any], tuple[Any, Any]]
 Collate = Callable[[list[Any], list[Any]], tuple[Any, Any]]
 
 
@@ -54,8 +54,8 @@ def keep_lists(images: list[Any], targets: list[Any]) -> tuple[list[Any], list[A
 class Batches(AbstractContextManager["Batches"]):
     """A DataLoader over a set of images that can resume in the middle of an epoch.
 
-    images: a set with `len(images)`.
-    load: load(images, index) returns an image and its target, or raises UnreadableImage.
+    images: a set, with `len(images)`; `images.load(index)` returns an image and its target, or raises UnreadableImage.
+    transform: transform(image, target) returns both as `collate` takes them.
     collate: collate(images, targets) makes those of a batch, which may be none; by default lists.
     batch_size: images per training step, over all ranks and micro-batches.
     batch_slice: the rank, world size, number of accumulation steps and smallest micro-batch.
@@ -64,8 +64,8 @@ class Batches(AbstractContextManager["Batches"]):
     `iter` starts after the last batch that was yielded and stops at the end of that epoch. An epoch that was left
     early, or resumed with `load_state_dict`, is therefore finished first. Training epochs are shuffled by seed and
     epoch. Validation (`training=False`) is not shuffled and always starts at the first image.
-    The random generators that `load` may use (of Python, NumPy, and torch on the CPU) are seeded by seed, epoch and
-    index, so the images depend neither on the number of workers nor on resuming.
+    The random generators that `transform` may use (of Python, NumPy, and torch on the CPU) are seeded by seed, epoch
+    and index, so the images depend neither on the number of workers nor on resuming.
 
     In training, each rank takes every world_size-th image of a step and yields them in accumulation_steps
     micro-batches. The last step of an epoch may be smaller; it is dropped if a micro-batch would have too few images.
@@ -80,7 +80,7 @@ class Batches(AbstractContextManager["Batches"]):
     def __init__(
         self,
         images: Any,
-        load: Load,
+        transform: Transform,
         collate: Collate = keep_lists,
         *,
         batch_size: int,
@@ -99,7 +99,7 @@ class Batches(AbstractContextManager["Batches"]):
             order = Order(images, batch_size, seed, batch_slice, ranks * parts * batch_slice.min_micro_batch)
         self._order, self._training, self.collate = order, training, collate
         self.batch_slice, self.steps_per_epoch = order.batch_slice, order.steps_per_epoch
-        self._dataset = _BatchDataset(images, load, collate, seed)
+        self._dataset = _BatchDataset(images, transform, collate, seed)
         self._loader = DataLoader(
             self._dataset,
             batch_size=None,  # an item of the dataset is a batch
@@ -170,8 +170,8 @@ class Batches(AbstractContextManager["Batches"]):
 
 
 class _BatchDataset(Dataset[Batch]):
-    def __init__(self, images: Any, load: Load, collate: Collate, seed: int) -> None:
-        self._images, self._load, self._collate, self._seed = images, load, collate, seed
+    def __init__(self, images: Any, transform: Transform, collate: Collate, seed: int) -> None:
+        self._images, self._transform, self._collate, self._seed = images, transform, collate, seed
 
     def __getitem__(self, key: Key) -> Batch:
         loaded: list[tuple[Any, Any]] = []
@@ -193,7 +193,7 @@ class _BatchDataset(Dataset[Batch]):
         random.seed(seeds[0])
         np.random.seed(np.array(seeds, dtype=np.uint64).view(np.uint32))
         torch.default_generator.manual_seed(seeds[1])  # torch.manual_seed would seed the GPUs as well
-        return self._load(self._images, index)
+        return self._transform(*self._images.load(index))
 
 
 @contextmanager

@@ -30,8 +30,8 @@ class Splits:
     test: if training images were held out, the original validation set. The final accuracy is measured on it, because
         the held-out images are used to select the weights.
     left_out: number of files that are not used, by reason.
-    is_drawn: whether the images of `test`, or else of `validation`, were held out, because the set has no validation
-        set.
+    held_out: if the dataset has no validation set, a hash of the classes, file names and labels of the images that were
+        held out of all; else "".
     """
 
     train: LabeledImages
@@ -39,7 +39,7 @@ class Splits:
     source: str
     test: LabeledImages | None
     left_out: Mapping[str, int]
-    is_drawn: bool
+    held_out: str
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -50,11 +50,6 @@ class Splits:
     def fingerprint(self) -> str:
         """A hash of the classes and of all file names and labels."""
         return _fingerprint(self.classes, self.train, self.validation, *filter(None, [self.test]))
-
-    @property
-    def held_out(self) -> str:
-        """A hash of the classes, file names and labels of held-out images; "" if none were drawn."""
-        return _fingerprint(self.classes, self.test or self.validation) if self.is_drawn else ""
 
 
 def _fingerprint(classes: tuple[str, ...], *sets: LabeledImages) -> str:
@@ -99,9 +94,10 @@ def open_splits(
     """
     train, validation, left_out = _open(data, root)
     _check_classes(train)
-    source, test, is_drawn = train.source, None, validation is None
+    source, test, held_out = train.source, None, ""
     if validation is None:
         train, validation, source = _hold_out(train, source, validation_share, seed)
+        held_out = _fingerprint(train.classes, validation)
     else:
         source = f"{source} and {validation.source}"
         validation = remap_labels(validation, train.classes)
@@ -116,7 +112,7 @@ def open_splits(
             raise InputError(f"training_images must be {minimum} to {available - minimum}, got {training_images}")
         train, *_ = _hold_out(train, source, available - training_images, seed)
         source = f"{source}, {training_images} of {available} training images drawn with seed {seed}"
-    return Splits(train, validation, source, test, left_out, is_drawn)
+    return Splits(train, validation, source, test, left_out, held_out)
 
 
 def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledImages, str, Mapping[str, int]]:

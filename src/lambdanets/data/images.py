@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
-from lambdanets.data.pixels import convert_image, to_image
+from lambdanets.data.pixels import convert_image, convert_pixels, to_image
 from lambdanets.data.tiff import HEADERS as TIFF_HEADERS
 from lambdanets.data.tiff import read_tiff
 from lambdanets.errors import EXTRAS, InputError, one_line
@@ -51,7 +52,7 @@ def read_image(
 ) -> Image.Image:
     """Read an image with 8 bits per channel: mode "L" if it is gray or `channel` is given, else "RGB".
 
-    source: a path, a binary file, a Pillow image, or an object whose `open` returns one of the latter two.
+    source: a path, a file, a Pillow image, an array as for `convert_pixels`, or an object whose `open` returns one.
     name: name of the image in error messages, by default its path.
     channel: index of the channel, or of the plane of a stack, in the order of the file. Files with several need one,
         except color images; of an animation, the first frame is read.
@@ -75,6 +76,8 @@ def read_image(
             raise ValueError(f"it has {width} x {height} pixels, more than {max_pixels:,}; reduce its size")
 
     try:
+        if isinstance(source, np.ndarray):
+            return convert_pixels(source, channel, stretch)
         with open_image(source) as file:
             is_image, header = isinstance(file, Image.Image), b""
             if not is_image:
@@ -86,13 +89,10 @@ def read_image(
                 pixels, orientation = content
                 image = to_image(pixels, stretch)
             else:
-                decoder: AbstractContextManager[Image.Image] = (
-                    nullcontext(file) if is_image else Image.open(file, formats=FORMATS)
-                )
-                with decoder as stored:
-                    check_size(*stored.size)
-                    image = convert_image(stored, channel, stretch)  # before EXIF, which may decode PNG to 8 bits
-                    orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
+                stored = file if is_image else Image.open(file, formats=FORMATS)
+                check_size(*stored.size)
+                image = convert_image(stored, channel, stretch)  # before EXIF, which may decode PNG to 8 bits
+                orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
         rotated = image
         if orientation != 1:
             image.getexif()[ExifTags.Base.Orientation] = orientation  # `convert_image` may have dropped it

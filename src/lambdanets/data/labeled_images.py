@@ -100,11 +100,10 @@ class ImageBatches(Batches):
     """
 
     def __init__(self, images: Any, transform: Callable[[Image.Image], Tensor], **options: Any) -> None:
-        super().__init__(images, partial(_load, transform=transform), _stack, **options)
+        super().__init__(images, partial(_apply, transform), _stack, **options)
 
 
-def _load(images: Any, index: int, *, transform: Callable[[Image.Image], Tensor]) -> tuple[Tensor, int | np.ndarray]:
-    image, label = images.load(index)
+def _apply(transform: Callable[[Image.Image], Tensor], image: Image.Image, label: Any) -> tuple[Tensor, Any]:
     return transform(image), label
 
 

@@ -1,6 +1,7 @@
 """Converts pixels of any mode and number of bits to 8-bit gray or RGB."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -8,7 +9,7 @@ from PIL.ExifTags import Base
 
 _CUT = ";16B"  # end of Pillow's raw modes of PNG files of which it keeps only the high byte of each sample
 _WHITE_IS_ZERO = 0  # TIFF's PhotometricInterpretation
-_CHUNK_ROWS = 1024  # rows that are converted to 8 bits at a time, to save memory
+_CHUNK_ROWS = 32
 _MAX_SAMPLE = 1_000_000  # pixels whose intensities are sorted by `stretch`
 # Where `stretch` puts the medians of background and objects if the background is dark, and the background if it is
 # bright: the medians over the training images of the packaged model `nuclei`.
@@ -28,15 +29,32 @@ def convert_image(image: Image.Image, channel: int | None = None, stretch: bool 
     """
     pixels = _deep_pixels(image)
     if pixels is None:
-        shallow = _to_gray_or_rgb(image)
+        is_gray = Image.getmodebase(image.mode) == "L"
+        if image.has_transparency_data:
+            rgba = np.asarray(image.convert("RGBA"))
+            return convert_pixels(rgba[..., ::3] if is_gray else rgba, channel, stretch)
+        image = image.convert("L" if is_gray else "RGB")  # a copy also of an image of this mode
         if channel is None and not stretch:
-            return shallow
-        pixels = np.asarray(shallow)
+            return image
+        pixels = np.asarray(image)
+    return convert_pixels(pixels, channel, stretch)
+
+
+def convert_pixels(pixels: np.ndarray, channel: int | None = None, stretch: bool = False) -> Image.Image:
+    """Convert pixels (H, W) or (H, W, C) as `convert_image` does. C: 1 for gray, 3 for RGB, or one more for alpha.
+
+    Raises ValueError as `convert_image`, and for integers that no files have: they may be 8-bit values.
+    """
+    kind, num_bytes = pixels.dtype.kind, pixels.dtype.itemsize
+    if kind not in "buif" or (kind in "ui" and num_bytes > (4 if pixels.ndim == 2 else 2)):
+        raise ValueError(f"its dtype must be uint8, uint16 or floating point, got {pixels.dtype}")
+    pixels = pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels
+    pixels = composite_on_white(pixels) if pixels.shape[2:] in ((2,), (4,)) else pixels
     return to_image(select_channel(pixels, channel), stretch)
 
 
 def _deep_pixels(image: Image.Image) -> np.ndarray | None:
-    """Return the pixels (H, W) or (H, W, 3) of an image with more than 8 bits; None for others."""
+    """Return the pixels, as for `convert_pixels`, of an image with more than 8 bits; None for others."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image)
         tags = getattr(image, "tag_v2", {})
@@ -50,17 +68,8 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
     import imagecodecs
 
     image.fp.seek(0)
-    colors = imagecodecs.png_decode(image.fp.read())
-    return colors if colors.shape[2] == 3 else composite_on_white(colors)
-
-
-def _to_gray_or_rgb(image: Image.Image) -> Image.Image:
-    mode = "L" if Image.getmodebase(image.mode) == "L" else "RGB"
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        _check_visible(np.asarray(rgba.getchannel("A")).max())
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), rgba).convert(mode)
-    return image.convert(mode)  # a copy also of an image of this mode
+    colors: np.ndarray = imagecodecs.png_decode(image.fp.read())
+    return colors
 
 
 def composite_on_white(pixels: np.ndarray, premultiplied: bool = False) -> np.ndarray:
@@ -70,17 +79,20 @@ def composite_on_white(pixels: np.ndarray, premultiplied: bool = False) -> np.nd
     """
     white = _white(pixels.dtype)
     colors, alpha = pixels[..., :-1], pixels[..., -1:]
-    _check_visible(alpha.max())
+    if alpha.max() == 0:
+        raise ValueError("its alpha is 0 everywhere, so no pixel is visible; remove its alpha channel")
     if alpha.min() < white:
-        opacity = alpha.astype(np.float64) / white
-        values = (colors if premultiplied else colors * opacity) + white * (1 - opacity)
-        colors = (values if pixels.dtype.kind == "f" else np.rint(values)).astype(pixels.dtype)
+        colors = colors.copy()
+        for rows in _chunks(colors):
+            opacity = alpha[rows].astype(np.float64) / white
+            values = (colors[rows] if premultiplied else colors[rows] * opacity) + white * (1 - opacity)
+            colors[rows] = values if pixels.dtype.kind == "f" else np.rint(values)
     return colors[..., 0] if colors.shape[2] == 1 else colors
 
 
-def _check_visible(max_alpha: float) -> None:
-    if max_alpha == 0:
-        raise ValueError("its alpha is 0 everywhere, so no pixel is visible; remove its alpha channel")
+def _chunks(pixels: np.ndarray) -> Iterator[slice]:
+    """Yield the rows that are converted at a time: few, since float64 needs memory, and is faster in the cache."""
+    return (slice(first, first + _CHUNK_ROWS) for first in range(0, len(pixels), _CHUNK_ROWS))
 
 
 def invert(values: np.ndarray, bits: int | None = None) -> np.ndarray:
@@ -128,8 +140,7 @@ def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
         return pixels if pixels.dtype == np.uint8 else pixels.astype(np.uint8) * 255
     low, scale, target = _stretching(pixels) if stretch else (0.0, 255 / _range(pixels), 0.0)
     converted = np.empty(pixels.shape, np.uint8)
-    for first in range(0, len(pixels), _CHUNK_ROWS):
-        rows = np.s_[first : first + _CHUNK_ROWS]
+    for rows in _chunks(pixels):
         converted[rows] = np.rint((pixels[rows].astype(np.float64) - low) * scale + target).clip(0, 255)
     return converted
 
@@ -137,11 +148,11 @@ def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
 def _range(pixels: np.ndarray) -> float:
     """Return the intensity that becomes white without stretching. Raises ValueError if some are outside the range."""
     low, high = pixels.min().item(), pixels.max().item()
-    name, limit = ("floats", 1) if pixels.dtype.kind == "f" else ("integers", 65535)
+    name, limit, advice = "integers", 65535, "convert the images of the set to 8 or 16 bits"
+    if pixels.dtype.kind == "f":
+        name, limit, advice = "floats", 1, "divide the images of the set by one number, such as 255 for 8 bits"
     if not 0 <= low <= high <= limit:  # true also for NaN
-        raise ValueError(
-            f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; convert the images of the set to 8 or 16 bits"
-        )
+        raise ValueError(f"its {name} must be in 0..{limit}, got {low:g} to {high:g}; {advice}")
     return float(limit)
 
 

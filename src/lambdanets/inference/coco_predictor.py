@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, AnnotatedImages, Category
-from lambdanets.data.coco.images import image_to_tensor, load_image, open_annotated
+from lambdanets.data.coco.images import image_to_tensor, open_annotated, without_target
 from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
@@ -43,14 +43,13 @@ class CocoPredictor(Predictor):
         return tuple(map(Category, self.card.category_ids, self.card.classes))
 
     def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Any]:
-        """Predict on images, of which those with a side of more than two tiles are divided. batch_size: in tiles."""
-        check("tile_size", tile_size, TileSize | None)
-        whole = [image_to_tensor(image) for image in images if not is_tiled(image.size, tile_size)]
+        """Predict on images; those with a side of more than two tiles are divided. Arguments: see `predict`."""
+        check("tile_size", tile_size, TileSize | Literal[0] | None)
+        side = (getattr(self.card, "tile_size", None) if tile_size is None else tile_size) or 0
+        whole = [image_to_tensor(image) for image in images if not is_tiled(image.size, side)]
         predictions = iter(self.infer_tensors(whole))
         return [
-            self.infer_tiles(image, tile_size, batch_size)
-            if tile_size is not None and is_tiled(image.size, tile_size)
-            else next(predictions)
+            self.infer_tiles(image, side, batch_size) if is_tiled(image.size, side) else next(predictions)
             for image in images
         ]
 
@@ -78,7 +77,7 @@ class CocoPredictor(Predictor):
         return replace(self, images=annotated, left_out=annotated.problems.left_out)
 
     def batches(self, **options: Any) -> Batches:
-        return Batches(self.images, load_image, **options)
+        return Batches(self.images, without_target, **options)
 
     @torch.compiler.set_stance("force_eager")  # images differ in size
     def draw(self, evaluation: Evaluation, folder: Path) -> None:

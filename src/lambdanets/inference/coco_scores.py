@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torchvision.ops import box_convert
 
-from lambdanets.data.coco.segmentations import CroppedMask, compress
+from lambdanets.data.coco.segmentations import encode_rle
 from lambdanets.inference.detections import Detections
 
 # Columns of metrics.csv: COCO's iouType and metric.
@@ -37,24 +37,12 @@ def coco_results(objects: Detections, image_id: int, category_ids: Sequence[int]
             "category_id": category_ids[label - 1],
             "bbox": box,
             "score": score,
-            "segmentation": _encode_mask(mask, objects.size),
+            "segmentation": {"size": [*objects.size], "counts": encode_rle(mask, objects.size, top, left)},
         }
-        for box, label, score, mask in zip(
+        for box, label, score, (top, left, mask) in zip(
             boxes, objects.labels.tolist(), objects.scores.tolist(), objects.crops, strict=True
         )
     ]
-
-
-def _encode_mask(mask: CroppedMask, size: tuple[int, int]) -> dict[str, Any]:
-    """Encode a mask as RLE, in column order, in time and memory proportional to the pixels of the crop."""
-    columns, rows = np.nonzero(mask.mask.T)
-    pixels = (columns + mask.left) * size[0] + rows + mask.top
-    starts = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)  # of runs of pixels
-    ends = np.append(starts[1:], len(pixels))
-    bounds = np.stack([pixels[starts], pixels[starts] + ends - starts], axis=1).flatten()
-    counts = np.diff(bounds, prepend=0, append=size[0] * size[1])
-    counts = counts[:-1] if counts[-1] == 0 else counts  # as pycocotools does
-    return {"size": list(size), "counts": compress(counts, *size)}
 
 
 def _mean(precision: np.ndarray) -> float | None:

@@ -160,6 +160,6 @@ class Detector(CocoPredictor):
         super().write_evaluation(evaluation, folder)
 
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
-        (found,) = self.infer([image])
+        (found,) = self.infer([image], tile_size=0)  # as in `measure`
         truth = draw_ground_truth(image, annotated, self.classes)
         return truth, overlay(image, *make_label_image(found, MIN_SCORE))

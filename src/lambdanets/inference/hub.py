@@ -77,8 +77,8 @@ def save_pretrained(
             "model must be a run folder, a weight file, a Classifier or a network from create_model, "
             f"got {type(source).__name__}; timm's hub format is for classifiers"
         )
-    if weights_in(folder) and not (folder / CONFIG).is_file():
-        raise InputError(f"folder must not be a run folder, got {folder}")
+    if folder.suffix == ".safetensors" or (weights_in(folder) and not (folder / CONFIG).is_file()):
+        raise InputError(f"folder must not be a run folder or a file, got {folder}")
     metadata = {"format": "pt"} if card is None else {"format": "pt", "lambdanets": card.to_json()}
     tensors = copied(foreign_state_dict(network) if adopted_layers(network) else network.state_dict())
     with tempfile.TemporaryDirectory() as temporary:

@@ -143,8 +143,8 @@ class CocoCard(ModelCard, Normalization):
 class DetectorCard(CocoCard, DetectorArchitecture):
     """The model card of a Mask R-CNN: arguments of `mask_rcnn`.
 
-    tile_size: side in pixels of the tiles into which `lambdanets predict` divides images of more than twice this side;
-        None for no tiles.
+    tile_size: side in pixels of the tiles into which predictions divide images of more than twice this side; None for
+        no tiles.
     """
 
     task: ClassVar[str] = "detection"

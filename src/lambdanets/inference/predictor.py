@@ -4,7 +4,7 @@ import os
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
-from PIL.Image import Image, fromarray
+from PIL.Image import Image
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
-from torchvision.transforms.functional import to_pil_image
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.device import resolve_device
-from lambdanets.errors import InputError, one_line
+from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, atomic_write
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.progress import track
@@ -94,20 +93,25 @@ class Predictor(ABC):
         *,
         batch_size: int | None = None,
         channel: int | None = None,
+        stretch: bool | None = None,
         device: str | torch.device | None = None,
         **options: Any,
     ) -> list[Any]:
         """Predict on images of any size. Returns one prediction per image, in the same order.
 
         Args:
-            images: an image or several: paths, Pillow images of any mode, arrays (H, W) or uint8 (H, W, 3), or tensors
-                (3, H, W) or (1, H, W) of uint8 or of floating point in [0, 1]. Arrays and tensors with 4 dimensions are
-                several images. They are preprocessed as in the model card: do not resize or normalize them.
+            images: an image or several: paths, Pillow images of any mode, arrays (H, W) or (H, W, C), or tensors (H, W)
+                or (C, H, W). As in scikit-image and torchvision, values are uint8, uint16 in all of its range, or
+                floating point in [0, 1], and C is 1 for gray or 3 for RGB; or one more for alpha. Arrays and tensors
+                with 4 dimensions are several images. They are preprocessed as in the model card: do not resize or
+                normalize them.
             batch_size: images, or tiles of an image, per forward pass; 32 for a classifier and 1 for others by default.
             channel: index of the channel, plane or color to use; files with several need one, except color images.
+            stretch: whether to map the intensities of background and objects to those of the model's training images,
+                for images of other instruments and of more than 8 bits; by default as the model.
             device: such as "cpu" or "cuda:1"; moves the model to it, also for later calls.
             options: of a detector or segmenter, tile_size: side in pixels of overlapping tiles for images with a side
-                of more than two tiles, at least 16; None, the default, for no tiles.
+                of more than two tiles, at least 16; 0 for no tiles; by default the model's, if it has one.
 
         Raises InputError for an invalid argument or an unreadable image.
         """
@@ -115,11 +119,8 @@ class Predictor(ABC):
             self.to(device)
         batch_size = self.default_batch_size if batch_size is None else batch_size
         check("batch_size", batch_size, PositiveInt)
-        decoded = decode_images(images, channel=channel, stretch=self.card.stretch)
-        predictions: list[Any] = []
-        while batch := list(islice(decoded, batch_size)):
-            predictions += self.infer(batch, batch_size=batch_size, **options)
-        return predictions
+        decoded = enumerate(self.decode(images, channel=channel, stretch=stretch))
+        return [prediction for *_, prediction in self._predict(decoded, batch_size, options)]
 
     def predict_files(
         self,
@@ -128,22 +129,27 @@ class Predictor(ABC):
         batch_size: int = 1,
         *,
         channel: int | None = None,
-        stretch: bool = False,
+        stretch: bool | None = None,
         **options: Any,
     ) -> Iterator[tuple[Path, Any, Any]]:
         """Yield path, image and prediction of each readable file; messages about the others go to `unreadable`.
 
-        channel, stretch: as in `read_image`. options: as in `predict`.
+        The other arguments are those of `predict`.
         """
 
         def read() -> Iterator[tuple[Path, Any]]:
             for path in paths:
                 try:
-                    yield path, self.read(path, channel=channel, stretch=stretch)
+                    yield path, next(self.decode(path, channel=channel, stretch=stretch))
                 except UnreadableImage as error:
                     unreadable.append(str(error))
 
-        images = read()
+        return self._predict(read(), batch_size, options)
+
+    def _predict(
+        self, images: Iterator[tuple[Any, Any]], batch_size: int, options: Mapping[str, Any]
+    ) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield the name, image and prediction of each pair of a name and an image."""
         while batch := list(islice(images, batch_size)):
             predictions = self.infer([image for _, image in batch], batch_size=batch_size, **options)
             yield from ((*image, prediction) for image, prediction in zip(batch, predictions, strict=True))
@@ -152,6 +158,38 @@ class Predictor(ABC):
     def read(path: Path, **options: Any) -> Any:
         """Read a file for `infer`. options: channel and stretch. Raises UnreadableImage."""
         return read_image(path, **options)
+
+    def decode(self, images: ImageInputs, *, channel: int | None = None, stretch: bool | None = None) -> Iterator[Any]:
+        """Yield 8-bit images of mode "L" or "RGB", with EXIF orientation applied, when they are requested.
+
+        The arguments are those of `predict`. Raises InputError, and UnreadableImage, also for Pillow images of colors
+        with more than 8 bits: pass their paths.
+        """
+        check("channel", channel, NonNegativeInt | None)
+        stretch = self.card.stretch if stretch is None else stretch
+        if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
+            images = list(images)
+        if isinstance(images, Iterable) and not isinstance(images, (*_INPUT_TYPES, bytes, dict)):
+            for index, image in enumerate(images):
+                yield self._decode(f"images[{index}]", image, channel=channel, stretch=stretch)
+        else:
+            yield self._decode("images", images, channel=channel, stretch=stretch)
+
+    def _decode(self, name: str, image: Any, **options: Any) -> Any:
+        if isinstance(image, str | os.PathLike):
+            return self.read(Path(image), **options)
+        if not isinstance(image, _INPUT_TYPES):
+            expected = "a path, a Pillow image, a NumPy array, a tensor, or a list of them"
+            raise InputError(f"{name} must be {expected}, got {reprlib.repr(image)}")
+        if isinstance(image, np.ndarray | Tensor):
+            layout, axis = ("C, H, W", 0) if isinstance(image, Tensor) else ("H, W, C", -1)
+            if image.ndim not in (2, 3) or 0 in image.shape or (image.ndim == 3 and image.shape[axis] > 4):
+                expected = f"the shape (H, W) or ({layout}) with 1 to 4 channels"
+                raise InputError(f"{name} must have {expected}, got {tuple(image.shape)}")
+        if isinstance(image, Tensor):
+            image = (image.float() if image.is_floating_point() else image).detach().cpu().numpy()
+            image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image
+        return read_image(image, name, **options)
 
     @abstractmethod
     def infer(self, images: Sequence[Image], /, *args: Any, **options: Any) -> list[Any]:
@@ -223,47 +261,6 @@ class Predictor(ABC):
         """Write scores.json and figures into a folder."""
         write_json(folder / "scores.json", evaluation.scores, 2)
         self.draw(evaluation, folder)
-
-
-def decode_images(images: ImageInputs, *, channel: int | None = None, stretch: bool = False) -> Iterator[Image]:
-    """Yield 8-bit images of mode "L" or "RGB", with EXIF orientation applied, when they are requested.
-
-    images: as in `Predictor.predict`. channel, stretch: as in `read_image`, for images of all types.
-
-    Raises InputError, and UnreadableImage, also for Pillow images of colors with more than 8 bits: pass their paths.
-    """
-    check("channel", channel, NonNegativeInt | None)
-    if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
-        images = list(images)
-    if isinstance(images, Iterable) and not isinstance(images, (*_INPUT_TYPES, bytes, dict)):
-        for index, image in enumerate(images):
-            yield _decode(f"images[{index}]", image, channel, stretch)
-    else:
-        yield _decode("images", images, channel, stretch)
-
-
-def _decode(name: str, image: Any, channel: int | None, stretch: bool) -> Image:
-    if isinstance(image, str | os.PathLike):
-        return read_image(image, channel=channel, stretch=stretch)
-    if not isinstance(image, _INPUT_TYPES):
-        expected = "a path, a Pillow image, a NumPy array, a tensor, or a list of them"
-        raise InputError(f"{name} must be {expected}, got {reprlib.repr(image)}")
-    try:
-        if isinstance(image, Tensor) and image.is_floating_point():
-            if not 0 <= image.min() <= image.max() <= 1:  # true also for NaN
-                raise InputError("its values must be in [0, 1]; divide 8-bit values by 255")
-            image = (image.float() * 255).round().byte()
-        if isinstance(image, np.ndarray) and image.ndim == 2:
-            with suppress(TypeError):  # of int64 and others, which Pillow does not have
-                image = fromarray(image)
-        if not isinstance(image, Image):
-            if image.dtype not in (np.uint8, torch.uint8):
-                expected = "uint8, floating point of a tensor, or up to 32 bits in an array (H, W)"
-                raise InputError(f"its dtype must be {expected}, got {image.dtype}")
-            image = to_pil_image(image)
-    except Exception as error:  # torch, torchvision and Pillow raise exceptions of many types
-        raise UnreadableImage(name, one_line(error)) from error
-    return read_image(image, name, channel=channel, stretch=stretch)
 
 
 def save_image(image: Image, stem: Path) -> None:

@@ -21,9 +21,9 @@ from lambdanets.progress import track
 _MAX_OVERLAP = 0.5  # fraction of an object's pixels that others may cover
 
 
-def is_tiled(size: Sequence[int], tile_size: int | None) -> bool:
-    """Whether an image is divided into tiles: if its longer side is more than twice the tile's."""
-    return tile_size is not None and max(size) > 2 * tile_size
+def is_tiled(size: Sequence[int], tile_size: int) -> bool:
+    """Whether an image is divided into tiles: if its longer side is more than twice the tile's, which is not 0."""
+    return 0 < 2 * tile_size < max(size)
 
 
 def tile_batches(

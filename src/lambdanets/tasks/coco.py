@@ -76,7 +76,7 @@ class CocoTask(Task):
         """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
 
     def batches(self, **options: Any) -> Batches:
-        return Batches(self.training, partial(_load, augment=self.augment, recipe=self.recipe), **options)
+        return Batches(self.training, partial(self.augment, recipe=self.recipe), **options)
 
     def provenance(self) -> dict[str, Any]:
         data, validation_data = self.recipe.data, self.recipe.validation_data or self.recipe.data
@@ -87,7 +87,3 @@ class CocoTask(Task):
             "training_data": {"name": data, "sha256": self.training_sha256},
             "validation_data": {"name": validation_data, "sha256": self.validation.fingerprint},
         }
-
-
-def _load(images: AnnotatedImages, index: int, *, augment: Any, recipe: Any) -> tuple[Tensor, Target]:
-    return augment(*images.load(index), recipe)

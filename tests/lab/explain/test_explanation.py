@@ -41,6 +41,9 @@ def test_attention_maps_of_a_classifier(quick_run):
     rows, columns = explanation.calls[last].sides
     assert attention.at == (0, columns - 1)  # the center crop has the columns 10 to 39
     assert explanation.attention_map(last).at == (rows // 2, columns // 2)
+    colors = np.random.default_rng(1).integers(0, 256, (30, 50, 3), np.uint8)
+    green, same = ln.explain(classifier, colors, channel=1), ln.explain(classifier, colors[..., 1])
+    assert green.output.equal(same.output)
 
 
 def test_positions_outside_of_the_crop_or_the_image_are_errors(quick_run):

@@ -60,7 +60,8 @@ def test_command_reproduces_the_committed_page(tmp_path):
     ("arguments", "message"),
     [
         (["21"], "tables must be among 2, 3, 4"),
-        (["--out", "nowhere/tables.md"], "--out must be in an existing folder, got nowhere/tables.md"),
+        (["--out", "nowhere/tables.md"], "--out must be a file .md in an existing folder, got nowhere/tables.md"),
+        (["--out", "tables.csv"], "--out must be a file .md in an existing folder, got tables.csv"),
         (["--measured", "model.json"], "model.json must be results.json of lambdanets benchmark tables"),
         (
             ["--measured", "2.json", "3.json"],

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.ops import nms
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.coco.images import load_image
+from lambdanets.data.coco.images import without_target
 from lambdanets.inference.coco_scores import METRICS
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
@@ -59,7 +59,7 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
         **changes,
     )
     images = DetectionTask(recipe).validation
-    batches = Batches(images, load_image, batch_size=recipe.batch_size)
+    batches = Batches(images, without_target, batch_size=recipe.batch_size)
     pixels = [image for batch in batches for image in batch.images]
     names, ids = (tuple(category[field] for category in TWO_CATEGORIES) for field in ("name", "id"))
     card = make_card(DetectorCard, recipe, names, category_ids=ids)

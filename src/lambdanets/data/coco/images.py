@@ -90,9 +90,9 @@ def _path_suffixes(path: str) -> list[str]:
     return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
-def load_image(images: AnnotatedImages, index: int) -> tuple[Tensor, Target]:
-    """Return an image, and an empty target."""
-    return image_to_tensor(images.load(index)[0]), {}
+def without_target(image: Image, annotated: AnnotatedImage) -> tuple[Tensor, Target]:
+    """Return an image as a tensor, and an empty target."""
+    return image_to_tensor(image), {}
 
 
 def image_to_tensor(image: Image) -> Tensor:

@@ -8,7 +8,6 @@ from PIL import Image
 
 from lambdanets.data.coco.annotations import AnnotatedImage, AnnotatedImages, AnnotationProblems, Category, Object
 from lambdanets.data.coco.segmentations import box_and_area, encode_rle
-from lambdanets.data.labeled_images import DatasetItem
 
 CATEGORIES = tuple(Category(3 * digit + 1, str(digit)) for digit in range(10))  # ids with gaps, as in COCO
 SPLITS = ("train", "val")
@@ -42,10 +41,9 @@ def scattered_digits(split: str, count: int, seed: int) -> AnnotatedImages:
     brightness = np.rint(MIN_BRIGHTNESS + (digits.images - _MIN_SCAN_VALUE) * scale)
     scans = np.where(digits.images >= _MIN_SCAN_VALUE, brightness, 0).astype(np.uint8)[chosen]
     scans_of = [scans[digits.target[chosen] == digit] for digit in range(10)]
-    canvases, images, num_objects = [], [], 0
+    images, num_objects = [], 0
     for number in range(1, count + 1):
-        height = int(rng.integers(_HEIGHTS[0], _HEIGHTS[1] + 1))
-        width = int(rng.integers(_WIDTHS[0], _WIDTHS[1] + 1))
+        height, width = (int(rng.integers(low, high + 1)) for low, high in (_HEIGHTS, _WIDTHS))
         width += width == height
         canvas = rng.integers(0, MIN_BRIGHTNESS // 2, (height, width), np.uint8)
         is_free = np.ones((height, width), bool)
@@ -56,9 +54,8 @@ def scattered_digits(split: str, count: int, seed: int) -> AnnotatedImages:
                 objects.append(_paste(rng, scans_of, canvas, is_free, crowd=True))
         numbered = [replace(obj, id=num_objects + i) for i, obj in enumerate(filter(None, objects), 1)]
         num_objects += len(numbered)
-        canvases.append((Image.fromarray(canvas), 0))
-        file = DatasetItem(canvases, number - 1, f"digits/{split}")
-        images.append(AnnotatedImage(number, f"{split}_{number:05}.png", height, width, tuple(numbered), file))
+        name, image = f"{split}_{number:05}.png", Image.fromarray(canvas)
+        images.append(AnnotatedImage(number, name, height, width, tuple(numbered), image))
     return AnnotatedImages(CATEGORIES, tuple(images), AnnotationProblems())
 
 
@@ -85,10 +82,8 @@ def _paste(
         return None
     is_free[region] = False
     np.copyto(canvas[region], pixels, where=pixels > 0)
-    mask = np.zeros(canvas.shape, bool)
-    mask[region] = pixels > 0
     if not crowd:
         rng.integers(3)  # once chose how the mask was written; without it, all later images would be others
-    rle = encode_rle(mask)
+    rle = encode_rle(pixels > 0, canvas.shape, top, left)
     box, area = box_and_area(rle, *canvas.shape)
     return Object(0, digit, box, area, crowd, rle)

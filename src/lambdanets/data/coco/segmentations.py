@@ -6,6 +6,7 @@ of it pixel by pixel.
 
 import contextlib
 from array import array
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -75,9 +76,19 @@ def compress(runs: np.ndarray, height: int, width: int) -> str:
     return masks_api().frPyObjects({"size": size, "counts": runs.tolist()}, height, width)["counts"].decode()
 
 
-def encode_rle(mask: np.ndarray) -> str:
-    """Encode a mask, bool (height, width)."""
-    return masks_api().encode(np.asfortranarray(mask, np.uint8))["counts"].decode()
+def encode_rle(mask: np.ndarray, size: Sequence[int] | None = None, top: int = 0, left: int = 0) -> str:
+    """Encode a mask, bool (h, w), at a position in an image (height, width), in time and memory proportional to h w.
+
+    size: of the image, by default that of the mask.
+    """
+    height, width = mask.shape if size is None else size
+    columns, rows = np.nonzero(mask.T)
+    pixels = (columns + left) * height + rows + top
+    starts = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)  # of runs of pixels
+    ends = np.append(starts[1:], len(pixels))
+    bounds = np.stack([pixels[starts], pixels[starts] + ends - starts], axis=1).flatten()
+    runs = np.diff(bounds, prepend=0, append=height * width)
+    return compress(runs[:-1] if runs[-1] == 0 else runs, height, width)  # as pycocotools does
 
 
 def box_and_area(rle: str, height: int, width: int) -> tuple[tuple[float, float, float, float], float]:
