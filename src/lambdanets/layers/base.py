@@ -153,8 +153,8 @@ class LambdaBase(Layer, ABC):
             sides: Any = scope if grid is None else tuple(2 * side - 1 for side in grid)
             sides = tuple(sides) if isinstance(sides, Sequence) else (sides,) * self.dimensions
             if len(sides) != self.dimensions:
-                name, got = ("scope", scope) if grid is None else ("grid", grid)
-                raise ValueError(f"{name} must have {self.dimensions} sides in {type(self).__name__}, got {got}")
+                name = "scope" if grid is None else "grid"
+                raise ValueError(f"{name} must have {self.dimensions} sides, got {grid or scope}")
             table_heads = heads if multi_head else None
             embedding = RelativeEmbedding(sides, query_depth, intra_depth, heads=table_heads, **factory_kwargs)
         self.embedding = embedding
