@@ -304,6 +304,8 @@ INVALID_ARGUMENTS = [
     ({"grid": (7, 7)}, r"grid must be a tuple of sides if scope is None, else None, got \(7, 7\) and scope=5"),
     ({"scope": None, "grid": 7}, "grid must be a tuple of sides if scope is None, else None, got 7"),
     ({"scope": 7.0}, r"scope must be a tuple of .* odd and positive sides, got \(7\.0, 7\.0\)"),
+    ({"scope": (5, 7, 7)}, r"scope must have 2 sides, got \(5, 7, 7\)"),
+    ({"scope": None, "grid": (7,)}, r"grid must have 2 sides, got \(7,\)"),
     ({"content": False, "position": False}, "content and position must not both be False"),
     ({"stride": 2, "causal": True}, "stride must be 1 and pool None if causal is True.*got stride=2"),
     ({"normalize_keys": "l1"}, r"normalize_keys must be one of \('softmax', 'l2', None\), got 'l1'"),

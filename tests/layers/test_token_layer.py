@@ -153,10 +153,11 @@ def test_multi_head_edge_embeddings_equal_the_definition():
 
 CROSS, FEW = {"dim_context": CONTEXT}, DenseEmbedding(4, 4, 4, dtype=torch.float64)
 INVALID_ARGUMENTS = [
-    ({"position": True}, {}, "embeddings must be a tensor unless the layer has a scope or an embedding"),
+    ({"position": True}, {}, "embeddings must be a tensor unless .*; create the layer with scope=63"),
     ({"position": True, "embedding": FEW}, {}, "positions must be at most 4 x 4 .*, got 6 x 6"),
     ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
     ({}, {"mask": torch.ones(N, M).bool()}, r"mask must be bool, \(n, m\) = \(6, 6\)"),
+    ({}, {"mask": torch.ones(B, N).bool()}, r"mask must be bool.* of shape \(2, 6\); .* mask\[:, None\]"),
     ({}, {"x": random_tokens(B, DIM, N)}, r"x must be \(b = 2, positions, channels = 8\), got shape \(2, 8, 6\)"),
     (CROSS, {}, r"context must be \(b = 2, positions, channels = 5\), got shape \(2, 6, 8\)"),
     (CROSS | {"causal": True}, {"context": random_tokens(B, M, CONTEXT)}, "context must have 6 positions"),

@@ -9,9 +9,10 @@ import pytest
 import timm
 import torch
 import torchvision
+from torch import nn
 
 from all_pairs import in_turn
-from lambdanets import LambdaLayer2d, create_model, replace_convolutions
+from lambdanets import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, create_model, replace_convolutions
 from lambdanets.errors import InputError
 
 
@@ -64,8 +65,21 @@ def test_sequential_networks_have_no_blocks():
     assert len(names) == 8
 
 
-def lambda_on_meta(*channels, **options):
-    return lambda conv: LambdaLayer2d(*channels, **options, device="meta")
+@pytest.mark.parametrize(("convolution", "layer"), [(nn.Conv1d, LambdaLayer1d), (nn.Conv3d, LambdaLayer3d)])
+def test_replaces_convolutions_of_sequences_and_volumes(convolution, layer):
+    network = nn.Sequential(convolution(4, 8, 3, stride=2, padding=1), nn.ReLU(), convolution(8, 4, 3, padding=1))
+    x = torch.randn(2, 4, *(9, 6, 5)[: layer.dimensions])
+    shape = network(x).shape
+
+    def make_layer(conv):
+        return layer(conv.in_channels, conv.out_channels, stride=conv.stride[0], scope=3)
+
+    assert replace_convolutions(network, make_layer, "*") == ["0", "2"]
+    assert network(x).shape == shape
+
+
+def lambda_on_meta(*channels, layer=LambdaLayer2d, **options):
+    return lambda conv: layer(*channels, **options, device="meta")
 
 
 @pytest.mark.parametrize(
@@ -74,9 +88,10 @@ def lambda_on_meta(*channels, **options):
         (lambda_on_meta(256, stride=2), "of layer4.0.conv1, got (256, 256, (2, 2))"),
         (lambda_on_meta(512, stride=2), "got (512, 512, (2, 2))"),
         (lambda_on_meta(256, 512), "got (256, 512, (1, 1))"),
+        (lambda_on_meta(256, 512, layer=LambdaLayer3d, stride=2, scope=3), "got (256, 512, (2, 2, 2))"),
     ],
 )
-def test_rejects_lambda_layers_with_other_channels_or_stride(make_layer, message):
+def test_rejects_lambda_layers_with_other_channels_stride_or_dimensions(make_layer, message):
     model = create_on_meta(torchvision, "resnet18")
     before = dict(model.named_modules())
     with pytest.raises(InputError, match=re.escape(message)):
@@ -98,9 +113,10 @@ def test_where_accepts_shell_style_patterns():
     [
         (["layer4.0.conv9"], "got 'layer4.0.conv9'; the nearest are layer4.0.conv"),
         ("layer9.*.conv2", "got 'layer9.*.conv2'; the nearest are layer"),
+        ("stages.3.blocks", "got 'stages.3.blocks'; its convolutions include layer4.0.downsample.0, layer4.1.conv1, "),
         (lambda name, conv: False, "where must select at least one of 20 convolutions of ResNet, got none"),
     ],
-    ids=["one name", "pattern", "function"],
+    ids=["one name", "pattern", "another network", "function"],
 )
 def test_rejects_unmatched_names_with_suggestions(where, message):
     with pytest.raises(InputError, match=message.replace("*", r"\*") if "layer9" in message else message):

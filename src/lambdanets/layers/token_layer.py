@@ -22,7 +22,8 @@ class LambdaLayer(LambdaBase):
         dim: number of input channels.
         dim_out: number of output channels, divisible by heads; default dim.
         dim_context: number of channels of the context; default dim.
-        scope: number of embeddings of the layer's own table of relative embeddings, odd; default None for none.
+        scope: number of embeddings of the layer's own table of relative embeddings, odd, such as 63; default None for
+            none: then pass `embedding`, position=False, or embeddings to `forward`.
         options: the other arguments of LambdaLayer2d, except stride and pool. Pass embeddings that differ between
             calls, such as those of graphs, to `forward`.
 
@@ -91,7 +92,10 @@ class LambdaLayer(LambdaBase):
         if self.position and embeddings is None:
             relative = self.relative_embeddings
             if self.embedding is None:
-                raise ValueError("embeddings must be a tensor unless the layer has a scope or an embedding, got None")
+                raise ValueError(
+                    "embeddings must be a tensor unless the layer has a scope or an embedding, got None; "
+                    "create the layer with scope=63, for example, or with position=False for content alone"
+                )
             if not relative:
                 embeddings = self.embedding(n, m)
             elif context is None and (mask is None or valid is not None):

@@ -4,24 +4,26 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import nn
 
 from lambdanets.errors import InputError, nearest_hint
-from lambdanets.layers import LambdaBase, LambdaLayer2d
+from lambdanets.layers import LambdaBase
 from lambdanets.layers.initialization import keep_initialization
 
-Where = Callable[[str, nn.Conv2d], bool] | Iterable[str] | str
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Where = Callable[[str, Any], bool] | Iterable[str] | str
 
 
 def replace_convolutions(
     model: nn.Module,
-    make_layer: Callable[[nn.Conv2d], nn.Module],
+    make_layer: Callable[[Any], nn.Module],
     where: Where,
     *,
     allow_several_per_block: bool = False,
 ) -> list[str]:
-    """Replace Conv2d modules of any network in place by `make_layer(convolution)`.
+    """Replace Conv1d, Conv2d and Conv3d modules of any network in place by `make_layer(convolution)`.
 
     Returns the names of the replaced modules, in the order of the model. New layers are in training or eval mode like
     the convolutions they replace. Their weights are random: train a pretrained network further. Other weights are
@@ -37,33 +39,35 @@ def replace_convolutions(
     Args:
         model: any network.
         make_layer: function of a convolution that returns a layer with the same channels and stride, such as
-            `lambda conv: LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0])`.
+            `lambda conv: LambdaLayer2d(conv.in_channels, conv.out_channels, stride=conv.stride[0])`, or LambdaLayer1d
+            for a Conv1d and LambdaLayer3d for a Conv3d.
         where: function of (module name, convolution) that returns whether to replace it; or one or more module names.
             Names may be shell-style patterns such as "layer4.*.conv2", where * also matches dots.
         allow_several_per_block: allow more than one lambda layer per block; default False.
 
-    Raises ValueError, and leaves the model unchanged, if a name or pattern matches no Conv2d, if no convolution is
-    selected, if a lambda layer differs from its convolution in channels or stride, or if a block would have several
-    lambda layers.
+    Raises ValueError, and leaves the model unchanged, if a name or pattern matches no convolution, if none is
+    selected, if a lambda layer differs from its convolution in channels, stride or dimensions, or if a block would have
+    several lambda layers.
     """
     if not isinstance(model, nn.Module) or isinstance(make_layer, type | nn.Module):
         got = f"{type(model).__name__} and {make_layer!r}"
         raise InputError(f"model must be a network, and make_layer a function of a convolution; got {got}")
     named_modules = model.named_modules(remove_duplicate=False)  # a module may have several names
-    convolutions = {name: module for name, module in named_modules if isinstance(module, nn.Conv2d)}
+    convolutions = {name: module for name, module in named_modules if isinstance(module, Convolution)}
     selected = _select(where, convolutions, model)
     unique = dict.fromkeys(convolutions[name] for name in selected)
     replacements = {convolution: make_layer(convolution) for convolution in unique}
     layers = {name: replacements[convolutions[name]] for name in selected}
     for name, layer in layers.items():
-        if isinstance(layer, LambdaLayer2d):
+        if isinstance(layer, LambdaBase):
             convolution = convolutions[name]
             expected = (convolution.in_channels, convolution.out_channels, convolution.stride)
-            actual = (layer.dim, layer.dim_out, (layer.stride, layer.stride))
+            actual = (layer.dim, layer.dim_out, (layer.stride,) * layer.dimensions)
             if actual != expected:
                 raise InputError(
                     f"make_layer must return a layer with the input and output channels and strides {expected} of "
-                    f"{name}, got {actual}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0]"
+                    f"{name}, got {actual}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0] to "
+                    f"LambdaLayer{len(convolution.stride)}d"
                 )
     if not allow_several_per_block:
         _check_one_per_block(model, layers)
@@ -75,7 +79,7 @@ def replace_convolutions(
     return selected
 
 
-def _select(where: Where, convolutions: dict[str, nn.Conv2d], model: nn.Module) -> list[str]:
+def _select(where: Where, convolutions: dict[str, Convolution], model: nn.Module) -> list[str]:
     """Return the names of the convolutions that `where` selects, in the order of the model."""
     if callable(where):
         selected = {name for name, convolution in convolutions.items() if where(name, convolution)}
@@ -84,8 +88,9 @@ def _select(where: Where, convolutions: dict[str, nn.Conv2d], model: nn.Module) 
         for pattern in [where] if isinstance(where, str) else where:
             matches = [pattern] if pattern in convolutions else fnmatch.filter(convolutions, pattern)
             if not matches:
-                similar = nearest_hint(pattern, convolutions, 3)
-                raise InputError(f"where must name Conv2d modules of {type(model).__name__}, got {pattern!r}{similar}")
+                examples = f"; its convolutions include {', '.join(list(convolutions)[-3:])}" if convolutions else ""
+                names = nearest_hint(pattern, convolutions, 3) or examples
+                raise InputError(f"where must name convolutions of {type(model).__name__}, got {pattern!r}{names}")
             selected.update(matches)
     if not selected:
         candidates = f"{len(convolutions)} convolutions of {type(model).__name__}"
@@ -102,7 +107,7 @@ def _check_one_per_block(model: nn.Module, layers: dict[str, nn.Module]) -> None
     block_layers = [
         name
         for name, module in modules.items()
-        if isinstance(module, nn.Conv2d | nn.Linear | LambdaBase) and not name.startswith(prefixes)
+        if isinstance(module, Convolution | nn.Linear | LambdaBase) and not name.startswith(prefixes)
     ]
     # a Sequential subclass with its own forward, such as a residual block, is a block
     containers = (nn.Sequential.forward, nn.Module.forward)  # the latter is that of ModuleList and ModuleDict

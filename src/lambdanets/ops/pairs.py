@@ -156,7 +156,8 @@ def expand_mask(mask: Tensor, batch: int, positions: int, context: int) -> Tenso
     if mask.dtype != torch.bool or columns != context or not fits:
         raise ValueError(
             f"mask must be bool, (n, m) = {(positions, context)} or (b, n, m) = {(batch, positions, context)}, "
-            f"with n or 1 rows; got {mask.dtype} of shape {tuple(mask.shape)}"
+            f"with n or 1 rows, got {mask.dtype} of shape {tuple(mask.shape)}; a padding mask (b, m) becomes "
+            "(b, 1, m) by mask[:, None]"
         )
     if rows == 1:
         return mask.expand(batch, 1, context)

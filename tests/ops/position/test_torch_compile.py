@@ -1,5 +1,8 @@
 """The custom operators for torch.compile; test_compiled_operations.py compares them with eager mode."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from interactions import assert_all_close, make_inputs
@@ -96,3 +99,17 @@ def test_flop_counters_count_the_lambdas_of_a_layer(device):
     with FlopCounterMode(display=False) as counter:
         layer(torch.randn(1, 32, 10, 10, device=device)).sum()
     assert counter.get_total_flops() == lambdas + projections + content
+
+
+def test_the_first_flop_counter_of_a_process_counts_the_lambdas():
+    code = """
+import torch, lambdanets as ln
+from torch.utils.flop_counter import FlopCounterMode
+layer, x = ln.LambdaLayer2d(32, scope=5, device="meta"), torch.randn(1, 32, 10, 10, device="meta")
+for _ in range(2):
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    print(counter.get_total_flops())
+"""
+    first, second = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert first == second
