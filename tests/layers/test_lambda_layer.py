@@ -91,6 +91,7 @@ POOLS = {
     "stride 3": {"stride": 3},
     "2x2 pool": {"stride": 2, "pool": POOL_2X2},
     "pool that counts its padding": {"stride": 2, "pool": nn.AvgPool2d(3, 2, 1)},
+    "pool with a divisor": {"stride": 2, "pool": nn.AvgPool2d(2, 2, ceil_mode=True, divisor_override=3)},
 }
 parametrize_cases = pytest.mark.parametrize("case", CASES)
 

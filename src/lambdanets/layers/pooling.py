@@ -42,8 +42,9 @@ def check_pool(pool: Any, stride: int, dimensions: int) -> None:
 
 
 def counts_padding(pool: Any) -> bool:
-    """Whether the averages of a pooling module include the zeros that it pads with."""
-    return pool.count_include_pad and any(_sides(pool.padding))
+    """Whether the averages of a pooling module count positions outside of the map, as zeros."""
+    divides_by_constant = getattr(pool, "divisor_override", None) is not None
+    return divides_by_constant or (pool.count_include_pad and any(_sides(pool.padding)))
 
 
 def _sides(size: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -157,6 +157,14 @@ def test_bfloat16_gradients_sum_many_positions_in_float32(monkeypatch, algorithm
     assert grad_values.flatten().tolist() == pytest.approx([n] * n, rel=2**-7)
 
 
+def test_bfloat16_content_gradient_sums_the_phases_of_a_dilation_in_float32():
+    n = 771  # 3 phases of 257, which is 256 in bfloat16
+    factors = [torch.ones(shape).bfloat16() for shape in ((1, 1, n, 1), (1, 1), (1, n, 1))]
+    content = torch.ones(1, 1, 1).bfloat16().requires_grad_()
+    position_interaction(*factors, (n,), content=content, dilation=3).sum().backward()
+    assert content.grad.item() == 772  # nearest to n
+
+
 @algorithms
 def test_results_are_thread_safe(algorithm):
     inputs = [make_inputs(GRID, SIDES, batch=batch, heads=heads) for batch, heads in ((2, 1), (3, 2), (1, 3), (2, 4))]

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor
 
+from lambdanets.ops.precision import accumulation_dtype
+
 
 def undilate(
     queries: Tensor, values: Tensor, content: Tensor | None, grid: Sequence[int], dilation: int
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, ...]]:
     """Return the factors of the undilated interaction, and its grid with sides ceil(S / d)."""
     if content is not None:
-        content = content.repeat_interleave(dilation ** len(grid), dim=0)
+        wide = content.to(accumulation_dtype(content.dtype))  # its gradient is the sum over phases
+        content = wide.repeat_interleave(dilation ** len(grid), dim=0)
     queries = _split_phases(queries.transpose(1, 2), grid, dilation).transpose(1, 2)
     return queries, _split_phases(values, grid, dilation), content, _phase_grid(grid, dilation)
 

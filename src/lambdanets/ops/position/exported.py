@@ -42,7 +42,7 @@ def interact_in_graph(
         output = _convolution(queries, table, values, grid)
     else:
         output = _fixed_sides(queries, crop_to_grid(table, grid), values, grid)
-    return output if content_term is None else output + content_term
+    return output if content_term is None else output + content_term.to(output.dtype)
 
 
 def _fixed_sides(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]) -> Tensor:
