@@ -113,22 +113,21 @@ def _interaction(
     """`lambda_interaction` with one lambda for all heads and the axis u; embeddings: ([b, ]n, m, k, u)."""
     if mask is not None:
         one_row = mask.shape[-2] == 1
+        mask = mask.tril() if causal and not one_row else mask
         valid = mask.squeeze(-2) if one_row else mask.any(dim=-2)
         keys, values = mask_context(keys, values, valid.expand(values.shape[0], -1), normalize_keys)
         mask = None if one_row else mask
     terms = []
     if keys is not None and mask is not None:
-        mask_of_pairs = mask.tril() if causal else mask
-        weights = normalize_over_context(keys.unsqueeze(1), mask_of_pairs[..., None, None], normalize_keys)
+        weights = normalize_over_context(keys.unsqueeze(1), mask[..., None, None], normalize_keys)
         terms.append(_multiply_queries_first(queries, weights.to(queries.dtype), values))
     elif keys is not None and causal:
         terms.append(causal_content(queries, keys, values, normalize_keys))
     elif keys is not None:
         terms.append(queries @ shared_lambda(keys, values, normalize_keys).unsqueeze(1))
     if embeddings is not None:
-        if causal:
-            causal_mask = torch.ones(embeddings.shape[-4:-2], dtype=torch.bool, device=values.device).tril()
-            mask = causal_mask if mask is None else mask & causal_mask
+        if causal and mask is None:
+            mask = torch.ones(embeddings.shape[-4:-2], dtype=torch.bool, device=values.device).tril()
         if mask is not None:
             embeddings = embeddings.masked_fill(~mask[..., None, None], 0)
         if embeddings.ndim == 5:
