@@ -104,7 +104,7 @@ def test_differences_are_named_with_short_values():
     assert "..." in differing
     assert len(differing) < 600
     assert describe_differences({"data": "a" * 40 + "1" + "a" * 40}, {"data": "a" * 81}).count("1") == 1
-    assert differing.endswith(", and device must be None, got 'cpu'")
+    assert differing.endswith(", and device must be left out, got 'cpu'")
 
 
 def write_and_interrupt(path, entries, identity):

@@ -105,6 +105,17 @@ def interrupted(tmp_path_factory):
     return interrupted_run(quick_recipe(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
 
 
+def test_a_run_of_an_older_version_resumes_with_defaults_of_new_options(interrupted, quick_run, tmp_path):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    fields = read_recipe(folder / "recipe.json").fields()
+    del fields["sync_batch_norm"]  # as if this version had added it
+    write_json(folder / "recipe.json", fields)
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert_same_result(quick_run, folder)
+    write_json(folder / "recipe.json", fields)
+    assert main(["train", "--resume", str(folder)]) == 0  # a finished run
+
+
 @pytest.mark.parametrize("change", ["renamed class", "another image"])
 def test_rejects_resuming_on_changed_data(interrupted, two_classes, change, tmp_path):
     folder = shutil.copytree(interrupted, tmp_path / "run")

@@ -118,7 +118,7 @@ def begin(plan: Plan, folder: Path) -> None:
     for runs that cannot be trained.
     """
     content = asdict(plan)
-    work_folder = WorkFolder(folder, content, PLAN)
+    work_folder = WorkFolder(folder, content, PLAN, lambda file: asdict(read_json(file, Plan, "choose another folder")))
     if work_folder.is_started():
         return
     for planned in plan.runs():

@@ -27,16 +27,16 @@ LAST, BEST = "last.ckpt", "best.ckpt"
 METRICS = "metrics.csv"
 COLUMNS = ("step", "epoch", "split")
 SPEED = ("images_per_second", "waiting_share", "process_gib", "gpu_gib")
-STEPS_PER_ROW = 10
+STEPS_PER_ROW = 10  # about: the rows of an epoch have the same length, since a mean over fewer steps looks like a jump
 
 
 class RunLog(Callback):
     """The log of all ranks: metrics.csv, TensorBoard, progress, a printed line per epoch, and unreadable images.
 
-    A training row is the mean of STEPS_PER_ROW steps, a validation row ends an epoch. The columns are step, epoch,
-    split, the task's metrics, images per second over all ranks, the share of the time spent waiting for data, and the
-    memory of rank 0. On a GPU, only a row and a checkpoint wait for its steps. Rows are stored in checkpoints: a
-    resumed run has each step once.
+    A training row is the mean of about STEPS_PER_ROW steps, a validation row ends an epoch. The columns are step,
+    epoch, split, the task's metrics, images per second over all ranks, the share of the time spent waiting for data,
+    and the memory of rank 0. On a GPU, only a row and a checkpoint wait for its steps. Rows are stored in checkpoints:
+    a resumed run has each step once.
 
     unreadable: one message per skipped image, over all ranks; with more than the recipe's limit the run stops.
     """
@@ -95,11 +95,12 @@ class RunLog(Callback):
         if module.ends_step:
             self._images += batch.step_images
             self._progress.update()
-            if trainer.global_step % STEPS_PER_ROW == 0:
+            steps = module.steps_per_epoch
+            rows = max(1, round(steps / STEPS_PER_ROW))
+            if trainer.global_step * rows % steps < rows:
                 self._add_training_row(trainer, module)
 
     def on_validation_epoch_start(self, trainer: Trainer, module: TrainingModule) -> None:
-        self._add_training_row(trainer, module)
         if not self.rows:
             reason = min(self.unreadable, default="the images are too small")
             raise InputError(f"no training batch had images that can be trained on: {reason}")

@@ -4,6 +4,7 @@ import logging
 import sys
 import timeit
 import warnings
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
@@ -61,7 +62,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         # A finished run reads no paths, and the weights of a resumed one are in its checkpoint: others would silently
         # not be used. It reads its data, and recognizes it even if it was moved.
         identity = recipe.identity(*(recipe.PATHS if finished else ("weights",)))
-        run_folder = WorkFolder(folder, identity, RECIPE)
+        run_folder = WorkFolder(folder, identity, RECIPE, lambda file: read_recipe(file).fields())
         if finished:  # the folder may be read-only
             broadcast_from_rank_zero(run_folder.is_started)
             if world.is_rank_zero:
@@ -174,9 +175,6 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
     needs_gpu = recipe.precision == "16-mixed" or (recipe.sync_batch_norm and world.world_size > 1)
     if needs_gpu and best_device().type == "cpu":
         raise InputError("precision 16-mixed and sync_batch_norm need a GPU, but PyTorch finds none")
-    on_avx2 = best_device().type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
-    if recipe.precision == "bf16-mixed" and on_avx2 and world.is_rank_zero:
-        echo("precision bf16-mixed is several times as slow as 32-true on a processor without AVX-512", file=sys.stderr)
     task = task_class(recipe)(recipe)
     if (count := len(task.validation)) < (ranks := world.world_size):
         raise InputError(f"number of validation images must be at least {ranks}, one per rank, got {count}")
@@ -190,7 +188,22 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
     task.checkpoint = find_resumable(folder / "checkpoints", task) if folder is not None else None
     if task.checkpoint is None and recipe.weights is not None:
         task.initial_weights = load_initial_weights(task.model, recipe.weights, task.classes)
+    if task.checkpoint is None and world.is_rank_zero:
+        echo(*_warnings(recipe, len(task.training)), file=sys.stderr)
     return task
+
+
+def _warnings(recipe: TrainingRecipe, num_images: int) -> Iterator[str]:
+    """Yield what is probably a mistake in a recipe, for a number of training images."""
+    on_avx2 = best_device().type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if recipe.precision == "bf16-mixed" and on_avx2:
+        yield "precision bf16-mixed is several times as slow as 32-true on a processor without AVX-512"
+    if recipe.epochs <= recipe.warmup_epochs:
+        rises = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
+        yield f"{rises}; choose fewer with --warmup-epochs"
+    if recipe.batch_size > num_images:
+        have = f"batch_size is {recipe.batch_size}, and there are {num_images} training images"
+        yield f"{have}: an epoch is one step with all of them; choose a smaller --batch-size"
 
 
 def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> None:
@@ -198,9 +211,6 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_json(folder / RECIPE, recipe.fields(), 2))
     if world.is_rank_zero:
-        if recipe.epochs <= recipe.warmup_epochs:
-            note = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
-            echo(f"{note}; choose fewer with --warmup-epochs", file=sys.stderr)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))
         write_findings(task, folder)
     module = TrainingModule(task, training.steps_per_epoch, training.batch_slice)
