@@ -83,8 +83,8 @@ class WorkFolder:
                 raise InputError(f"{self.path} is not empty, it has {foreign[0]}; {advice}")
             return False
         if self.identity:
-            # as read from JSON, without tuples
-            existing, expected = (json.loads(json.dumps(each)) for each in (self.read(self.path / self.file), self.identity))
+            contents = self.read(self.path / self.file), self.identity
+            existing, expected = (json.loads(json.dumps(each)) for each in contents)  # without tuples
             if differing := describe_differences(existing, expected):
                 raise InputError(f"{differing}, since {self.path} was started so; choose another folder")
         return True

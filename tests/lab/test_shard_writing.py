@@ -189,7 +189,7 @@ def test_shard_command_writes_verifies_and_indexes(two_classes, tmp_path, capsys
     assert code == 0
     assert "skipped 1 unreadable images:" in out
     assert f"19 images in 5 shards of {tmp_path}/out" in out
-    assert "5 of 5 shards are intact" in out
+    assert "5 of 5 shards intact" in out
     (tmp_path / "out/shards.json").unlink()
     (tmp_path / "names").write_text("black\nwhite\n\n")
     code, out = shard(tmp_path / "out", "--index", "--classes", tmp_path / "names")
@@ -197,4 +197,4 @@ def test_shard_command_writes_verifies_and_indexes(two_classes, tmp_path, capsys
     (tmp_path / "out/train-00001.tar").unlink()
     code, out = shard(tmp_path / "out", "--verify")
     assert code == 2
-    assert "train-00001.tar: there is no such file\n4 of 5 shards are intact; 19 images in shards.json" in out
+    assert "train-00001.tar: there is no such file\n4 of 5 shards intact; 19 images in shards.json" in out

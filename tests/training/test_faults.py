@@ -129,7 +129,7 @@ def test_run_stopped_by_a_file_size_limit_resumes_bit_identically(quick, quick_r
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
     assert exit_code == 2
-    assert "last.ckpt: File too large; once fixed, resume with: " in capsys.readouterr().err.splitlines()[-1]
+    assert "last.ckpt: File too large; resume with: " in capsys.readouterr().err.splitlines()[-1]
     assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
     assert list(folder.rglob("*.unfinished")) == []
     assert main(["train", "--resume", str(folder)]) == 0

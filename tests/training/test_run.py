@@ -15,12 +15,12 @@ from lambdanets.inference.evaluation import evaluate
 from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import load
 from lambdanets.records import write_json
-from lambdanets.training import run
+from lambdanets.training import callbacks, run
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
 from lambdanets.work import LOCK, InUseError
 from noise_images import write_two_classes
-from training.runs import assert_same_result, at_step, interrupted_run, quick_recipe, resume
+from training.runs import assert_same_result, at_step, interrupted_run, quick_recipe, read_metrics, resume
 
 
 def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
@@ -29,6 +29,12 @@ def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
         lambda result: result["top1"] == 1.0,
         lambda factor: run.start(replace(easy, epochs=8 * factor), tmp_path / str(factor)),
     )
+
+
+def test_rows_of_metrics_divide_an_epoch_evenly(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(callbacks, "STEPS_PER_ROW", 5)
+    run.start(replace(quick, epochs=2, batch_size=2), tmp_path / "run")  # 8 steps per epoch
+    assert [row["step"] for row in read_metrics(tmp_path / "run", "train")] == ["4", "8", "12", "16"]
 
 
 def start_and_stop(recipe, folder):

@@ -57,7 +57,7 @@ def run(kind: str, options: CommonOptions) -> None:
     work = WorkFolder(folder, settings, RESULTS)
     torch.set_float32_matmul_precision("highest")  # without TF32
     torch.backends.cudnn.allow_tf32 = False
-    with resumable(f"finished cases are in {folder}, to name with --out"), work.open():
+    with resumable(f"resume with the same command and --out {folder}", folder / RESULTS), work.open():
         if work.is_started():
             content = read_json(folder / RESULTS, dict[str, Any])
             rows = read_rows(content)

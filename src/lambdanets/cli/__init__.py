@@ -19,10 +19,10 @@ COMMANDS = {
     "train": "Train a recipe of any task: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
     "evaluate": "Evaluate a model on a labeled set: lambdanets evaluate MODEL [--data DATA].",
     "predict": "Classify, detect or segment in image files: lambdanets predict MODEL IMAGES...",
-    "explain": "Show what lambda layers look at in an image: lambdanets explain CHECKPOINT IMAGE --out FOLDER.",
+    "explain": "Show what lambda layers look at in an image: lambdanets explain MODEL IMAGE --out FOLDER.",
     "demo": "Try models on images in the browser, on this machine: lambdanets demo [MODELS...].",
     "adopt": "Replace the lambda layers of a timm model and save it: lambdanets adopt MODEL --out FOLDER.",
-    "export": "Export a trained model to ONNX, OpenVINO or torch.export: lambdanets export RUN --out FILE.",
+    "export": "Export a trained model to ONNX, OpenVINO or torch.export: lambdanets export MODEL --out FILE.",
     "shard": "Write a dataset as WebDataset shards, verify or index shards: lambdanets shard DATA OUT.",
     "pseudo-label": "Pseudo-label images with a teacher: lambdanets pseudo-label TEACHER SHARDS OUT.",
     "report": "Compare detection runs as in the paper's Table 14: lambdanets report RUNS...",
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(arguments)
     except InputError as error:
         return _fail(str(error))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        echo(*(f"stopped; {note}" for note in getattr(error, "__notes__", ())), file=sys.stderr)
         return signals.EXIT_CODE
     except BrokenPipeError:  # the reader of standard output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, MemoryError, RuntimeError) as error:
         if (description := describe_failure(error)) is None:
             raise
-        return _fail(description)
+        return _fail("; ".join([description, *getattr(error, "__notes__", ())]))
 
 
 def _run(arguments: list[str]) -> int:

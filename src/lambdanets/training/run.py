@@ -22,13 +22,13 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import best_device
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, is_out_of_memory
 from lambdanets.files import RECIPE
 from lambdanets.models.factory import list_models
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals, uninterrupted
-from lambdanets.terminal import echo
+from lambdanets.terminal import echo, plural
 from lambdanets.training.callbacks import BEST, Checkpoints, Interrupted, RunLog
 from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
@@ -96,9 +96,9 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
         rows = {
             "data": f"{len(task.training):,} training and {len(task.validation):,} validation images ({task.source})",
             "model": f"{recipe.model}, {parameters / 1e6:.1f} M parameters",
-            "steps": f"{steps:,} per epoch, {steps * recipe.epochs:,} in {recipe.epochs} epochs; "
-            f"{images_per_step:,} images per step",
-            "memory": f"micro-batches of {micro_batch} images fit, {accumulation} per step{ranks}",
+            "steps": f"{steps:,} per epoch, {steps * recipe.epochs:,} in {plural(recipe.epochs, 'epoch')}; "
+            f"{plural(images_per_step, 'image')} per step",
+            "memory": f"micro-batches of {plural(micro_batch, 'image')} fit, {accumulation} per step{ranks}",
             "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({device}, {recipe.precision})",
             "time": f"{timedelta(seconds=round(seconds * steps * recipe.epochs))} without data loading and validation",
         }
@@ -230,6 +230,11 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
             trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
         except Interrupted:
             raise KeyboardInterrupt from None
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            advice = "run the same command with a smaller --micro-batch, or free memory"
+            raise InputError(f"out of memory; {advice}") from error
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)
     if task.patience:

@@ -93,7 +93,7 @@ def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
     begin(plan, out)
     with WorkFolder(plan.runs()[0].folder(out)).open():
         assert cli.main(compare(recipe, out, "3x3", "7x7")) == 0
-    assert "1 runs are in progress in other processes" in capsys.readouterr().out
+    assert "1 run in progress in other processes" in capsys.readouterr().out
     assert [r.variant for r in read_results(plan, out)] == ["lambda scope=7"]
     assert not json.loads((out / "results.json").read_text())["finished"]
 
