@@ -7,6 +7,7 @@ import pytest
 
 from lambdanets import cli
 from lambdanets.cli import evaluate
+from lambdanets.signals import resumable
 
 
 def run_failing_command(error, monkeypatch):
@@ -32,6 +33,18 @@ def test_os_errors_of_user_files_and_the_machine_are_one_line(error, monkeypatch
     assert run_failing_command(error, monkeypatch) == 2
     file = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     assert capsys.readouterr().err == f"lambdanets: {file}{error.strerror}\n"
+
+
+def test_a_failure_of_resumable_work_says_how_to_resume(tmp_path, monkeypatch, capsys):
+    def command(arguments):
+        with resumable("run it again", tmp_path / arguments[0]):
+            raise os_error(errno.ENOSPC)
+
+    (tmp_path / "started").touch()
+    monkeypatch.setattr(evaluate, "main", command)
+    for file, advice in (("started", "; run it again"), ("missing", "")):
+        assert cli.main(["evaluate", file]) == 2
+        assert capsys.readouterr().err == f"lambdanets: {os.strerror(errno.ENOSPC)}{advice}\n"
 
 
 @pytest.mark.parametrize("error", PROGRAM_ERRORS, ids=repr)

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import NonNegativeInt, PositiveInt
 
 from lambdanets.cli.options import POSITIONAL, parse
+from lambdanets.cli.predict import report_unreadable
 from lambdanets.errors import InputError
 from lambdanets.records import Seed, ValidationShare, record
 from lambdanets.signals import resumable, uninterrupted
@@ -81,8 +82,7 @@ def _write(options: Shard, out: Path, threads: int) -> int:
             check_images=options.check_images,
             max_unreadable=options.max_unreadable,
         )
-    if unreadable := written.metadata["unreadable"]:
-        echo(f"skipped {plural(len(unreadable), 'unreadable image')}:", *(f"  {message}" for message in unreadable))
+    report_unreadable(written.metadata["unreadable"])
     images, size = (sum(getattr(shard, name) for shard in written.shards) for name in ("images", "bytes"))
     echo(f"{plural(images, 'image')} in {plural(len(written.shards), 'shard')} of {out}, {size / 1e9:.3g} GB")
     advice = "label with lambdanets pseudo-label" if options.unlabeled else f"train with --data {out}"

@@ -132,9 +132,9 @@ def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> Traini
     """
 
     def resolve() -> TrainingRecipe:
-        for name in recipe.PATHS:
-            if getattr(recipe, name) == "":
-                raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
+        if missing := [name for name in recipe.PATHS if getattr(recipe, name) == ""]:
+            options = " ".join(f"--{name.replace('_', '-')} PATH" for name in missing)
+            raise InputError(f"{' and '.join(missing)} must be given; add {options}")
         stored = recipe
         if folder is not None and (folder / RECIPE).is_file():
             stored = read_recipe(folder / RECIPE)
@@ -201,6 +201,9 @@ def _warnings(recipe: TrainingRecipe, num_images: int) -> Iterator[str]:
     if recipe.epochs <= recipe.warmup_epochs:
         rises = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
         yield f"{rises}; choose fewer with --warmup-epochs"
+    has_decay = any(getattr(recipe, name) != getattr(TrainingRecipe, name) for name in ("decay", "decay_epochs"))
+    if has_decay and recipe.schedule != "staircase":
+        yield f"decay and decay_epochs have no effect with schedule {recipe.schedule}; choose --schedule staircase"
     if recipe.batch_size > num_images:
         have = f"batch_size is {recipe.batch_size}, and there are {num_images} training images"
         yield f"{have}: an epoch is one step with all of them; choose a smaller --batch-size"

@@ -100,11 +100,12 @@ def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
 
 def test_a_comparison_of_an_older_version_resumes(recipe, tmp_path):
     plan = make_plan(["scope"], ["3x3"], [0], recipe)
-    begin(plan, tmp_path)
-    content = json.loads((tmp_path / "plan.json").read_text())
+    begin(plan, tmp_path / "out")
+    file = tmp_path / "out/plan.json"
+    content = json.loads(file.read_text())
     del content["recipe"]["sync_batch_norm"]  # as if this version had added it
-    (tmp_path / "plan.json").write_text(json.dumps(content))
-    begin(plan, tmp_path)
+    file.write_text(json.dumps(content))
+    begin(plan, tmp_path / "out")
 
 
 def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path, monkeypatch, capsys):
