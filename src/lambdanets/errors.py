@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 # Failures of the machine that may occur anywhere: disk full, too many open files or processes, I/O errors.
 _MACHINE_ERRORS = ["ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE", "ENOMEM", "EAGAIN"]
@@ -80,6 +80,14 @@ def nearest_hint(name: str, known: Iterable[str], count: int = 1) -> str:
     if not close:
         return ""
     return f"; the nearest {'is' if len(close) == 1 else 'are'} {', '.join(close)}"
+
+
+def check_choice(argument: str, value: object, choices: Collection[str], more: Iterable[str] = ()) -> None:
+    """Raise InputError with the nearest choice unless the value is one. more: choices that the message omits."""
+    known = [*choices, *more]
+    if value not in known:
+        hint = nearest_hint(str(value), known)
+        raise InputError(f"{argument} must be one of {', '.join(choices)}, got {value!r}{hint}")
 
 
 def first_few(values: Iterable[object]) -> str:

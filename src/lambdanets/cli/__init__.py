@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from lambdanets import __version__, signals
-from lambdanets.errors import InputError, describe_failure, explain_missing_extras, nearest_hint
+from lambdanets.errors import InputError, check_choice, describe_failure, explain_missing_extras
 from lambdanets.terminal import echo
 
 # Command -> line in the help. `main` in the module of the same name, here or in `lambdanets_lab.cli`, runs it.
@@ -68,9 +68,7 @@ def _run(arguments: list[str]) -> int:
         echo(f"lambdanets {__version__}")
         return 0
     command = arguments[0]
-    if command not in COMMANDS:
-        known = [*COMMANDS, "--help", "--version"]
-        raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest_hint(command, known)}")
+    check_choice("command", command, COMMANDS, ("--help", "--version"))
     module = command.replace("-", "_")
     package = "lambdanets" if importlib.util.find_spec(f"lambdanets.cli.{module}") else "lambdanets_lab"
     return importlib.import_module(f"{package}.cli.{module}").main(arguments[1:])

@@ -126,7 +126,6 @@ def parse_recipe(fields: dict[str, Any], source: Path) -> TrainingRecipe:
 
     Raises InputError for an unknown task, an unknown field, or a value of the wrong type or out of range.
     """
-    if (entry := task_entry(fields.get("task"))) is None:
-        raise InputError(f"task in {source} must be one of {', '.join(TASKS)}, got {fields.get('task')!r}")
+    recipe_class = resolve_name(task_entry(fields.get("task"), source).recipe)
     with reraise_as_input_error(str(source)):
-        return resolve_name(entry.recipe)(**{name: value for name, value in fields.items() if name != "task"})
+        return recipe_class(**{name: value for name, value in fields.items() if name != "task"})

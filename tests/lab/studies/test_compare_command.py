@@ -145,7 +145,7 @@ def test_damaged_files_are_named_in_one_line(name, content, recipe, tmp_path, ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mixer"], "studies must be among mixers, .*, got 'mixer'; the nearest is mixers"),
+        (["mixer"], "studies must be one of mixers, .*, got 'mixer'; the nearest is mixers"),
         (["scope", "--model-options", "scope", "5"], "model_options must not have scope, which the variants set"),
         (["scope", "--seed", "5"], "--seed must not be given, got 5"),
     ],
