@@ -20,7 +20,7 @@ from lambdanets.work import PARTIAL, Journal, WorkFolder, check_new_file, locked
 if TYPE_CHECKING:
     from lambdanets.inference.predictor import Predictor
 
-_JOURNAL = f"predictions{PARTIAL}"  # in output folders
+_JOURNAL = f"predictions{PARTIAL}"  # in output folders, with the identity of the work in its first line
 _OF_SOME_TASKS = ("top", "score", "figures", "tile_size")  # options
 _MAX_STEM = 50  # characters of an image's name in the names of its files, which are limited to 255 bytes
 
@@ -66,7 +66,8 @@ def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
     options = parse(PredictOptions, arguments, "predict")
     if options.out is not None:
-        check_new_file(options.out) if options.out.is_file() else _folder(options.out).is_started()
+        out = options.out
+        check_new_file(out) if out.is_file() else WorkFolder(out, file=_JOURNAL).is_started()
     if not options.images:
         raise InputError("IMAGES must be at least one file or folder, got none")
     from lambdanets.data.image_search import describe_left_out, find_images
@@ -108,12 +109,8 @@ def _open_output(out: Path, *, is_file: bool) -> Iterator[Path]:
             check_new_file(out)  # another process may have written it in the meantime
             yield out.with_name(out.name + PARTIAL)
     else:
-        with _folder(out).open():
+        with WorkFolder(out, file=_JOURNAL).open():
             yield out / _JOURNAL
-
-
-def _folder(out: Path) -> WorkFolder:
-    return WorkFolder(out, file=_JOURNAL)  # which has the identity in its first line
 
 
 def _predict(

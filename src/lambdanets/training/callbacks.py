@@ -3,9 +3,9 @@
 import math
 import time
 from pathlib import Path
+from statistics import fmean, harmonic_mean
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -125,17 +125,15 @@ class RunLog(Callback):
             echo(f"{epoch}  loss {loss:.3f}  {metrics}  {speed:.0f} images/s{end}")
 
     def _means_of_epoch(self, first_step: int) -> tuple[float, float, float]:
-        """Return the loss, the images per second and the waiting share of the steps after `first_step`."""
-        losses, speeds, waiting = (
-            np.array([row for row in self.points("train", name) if row[0] > first_step])
+        """Return the loss, the images per second and the waiting share of the rows after `first_step`."""
+        losses, speeds, shares = (
+            [value for step, value in self.points("train", name) if step > first_step]
             for name in ("loss", "images_per_second", "waiting_share")
         )
-        if not len(losses):  # all images of the epoch were left out
+        if not losses:  # all images of the epoch were left out
             return math.nan, 0.0, 0.0
-        steps = np.diff(losses[:, 0], prepend=first_step)  # of each row
-        seconds = steps / speeds[:, 1]  # as multiples of the same number of images
-        loss, share = np.average(losses[:, 1], weights=steps), np.average(waiting[:, 1], weights=seconds)
-        return float(loss), float(steps.sum() / seconds.sum()), float(share)
+        seconds = [1 / speed for speed in speeds]  # relative, since the rows have the same number of steps
+        return fmean(losses), harmonic_mean(speeds), fmean(shares, seconds)
 
     def _gather(self) -> list[float]:
         """Collect the messages of all ranks; return the sums over ranks. On a GPU, this waits for its steps."""
