@@ -33,5 +33,5 @@ def test_run_and_dry_run_say_that_a_batch_is_larger_than_the_data(quick, tmp_pat
     for more in (["--dry-run"], ["--run", "run"]):
         assert main(["train", "digits", *options, *more]) == 0
         printed = capsys.readouterr()
-        assert "batch_size is 64, and there are 16 training images: an epoch is one step" in printed.err
+        assert "batch_size is 64, with 16 training images: an epoch is one step; choose" in printed.err
     assert "trained 1 epoch in" in printed.out

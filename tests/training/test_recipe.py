@@ -96,7 +96,7 @@ def test_a_started_run_keeps_its_precision_on_another_machine(tmp_path):
     ("fields", "warning"),
     [
         ({"precision": "bf16-mixed"}, "bf16-mixed is several times as slow as 32-true"),
-        ({"epochs": 1}, "the learning rate rises for 2 epochs, and the run has 1; choose fewer with --warmup-epochs"),
+        ({"epochs": 1}, "warmup_epochs is 2, and epochs is 1: the learning rate rises until the end"),
         ({"decay": 0.9}, "decay and decay_epochs have no effect with schedule cosine; choose --schedule staircase"),
     ],
 )

@@ -7,7 +7,7 @@ before it is used, so that recipes do not.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -109,7 +109,8 @@ class ModelCard(Architecture):
         """
         from lambdanets.models.weights import packaged_models
 
-        private, known = self.recipe, {"digits", *packaged_models()}
+        known = {"digits", *packaged_models()}
+        private: Collection[str] = self.recipe
         with suppress(InputError):  # of a task that is not installed here
             private = resolve_name(task_entry(self.recipe.get("task", self.task), "the card").recipe).PATHS
         public = {

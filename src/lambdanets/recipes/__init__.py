@@ -31,7 +31,8 @@ def find_recipe(name: str) -> Any:
     """Return a recipe or variant by name, or the `recipe` that is assigned in a Python file."""
     if name.lower().endswith(".py"):
         return _run_file(name)
-    modules, recipes = _modules(), {}
+    modules = _modules()
+    recipes: dict[str, Any] = {}
     for each, module in modules.items():
         recipes |= {f"{each}_{suffix}": recipe for suffix, recipe in getattr(module, "recipes", {}).items()}
         recipes[each] = module.recipe

@@ -199,14 +199,14 @@ def _warnings(recipe: TrainingRecipe, num_images: int) -> Iterator[str]:
     if recipe.precision == "bf16-mixed" and on_avx2:
         yield "precision bf16-mixed is several times as slow as 32-true on a processor without AVX-512"
     if recipe.epochs <= recipe.warmup_epochs:
-        rises = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
-        yield f"{rises}; choose fewer with --warmup-epochs"
+        warmup = f"warmup_epochs is {recipe.warmup_epochs:g}, and epochs is {recipe.epochs}"
+        yield f"{warmup}: the learning rate rises until the end; choose a smaller --warmup-epochs"
     has_decay = any(getattr(recipe, name) != getattr(TrainingRecipe, name) for name in ("decay", "decay_epochs"))
     if has_decay and recipe.schedule != "staircase":
         yield f"decay and decay_epochs have no effect with schedule {recipe.schedule}; choose --schedule staircase"
     if recipe.batch_size > num_images:
-        have = f"batch_size is {recipe.batch_size}, and there are {num_images} training images"
-        yield f"{have}: an epoch is one step with all of them; choose a smaller --batch-size"
+        batch = f"batch_size is {recipe.batch_size}, with {plural(num_images, 'training image')}"
+        yield f"{batch}: an epoch is one step; choose a smaller --batch-size"
 
 
 def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> None:
