@@ -257,9 +257,7 @@ class Checkpoints(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         trainer.save_checkpoint(self.folder / LAST)
-
-    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if self._is_signaled():  # in the last validation
+        if self._is_signaled():  # in the validation
             raise Interrupted
 
     def _is_signaled(self) -> bool:
