@@ -48,7 +48,7 @@ scatered | got 'scatered'; the nearest is scattered_digits
 scattered_digits --proposal 7 | no option --proposal; the nearest is --proposals
 scattered_digits --model vit_tiny_patch16_224 --levels 1 2 | padding cannot be hidden in network.model.blocks
 digit_masks --model resnet18 | choose a U-Net such as lambda_unet_small
-digit_masks --data a.json | images and validation_data must be given; add --images PATH --validation-data PATH
+digit_masks --data a.json | images, validation_data must be given; add --images PATH --validation-data PATH
 --data ONE | a recipe must be named before --data
 digits --data EMPTY | images
 digits --data ONE | only 'dark'

@@ -134,7 +134,7 @@ def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> Traini
     def resolve() -> TrainingRecipe:
         if missing := [name for name in recipe.PATHS if getattr(recipe, name) == ""]:
             options = " ".join(f"--{name.replace('_', '-')} PATH" for name in missing)
-            raise InputError(f"{' and '.join(missing)} must be given; add {options}")
+            raise InputError(f"{', '.join(missing)} must be given; add {options}")
         stored = recipe
         if folder is not None and (folder / RECIPE).is_file():
             stored = read_recipe(folder / RECIPE)
