@@ -41,6 +41,8 @@ def describe_failure(error: Exception) -> str | None:
 
     A user can fix an OSError of a file or of the machine, but not that of a closed file descriptor.
     """
+    if isinstance(error, InputError):
+        return str(error)
     if isinstance(error, OSError):
         if isinstance(error.filename, str | bytes) and error.strerror:
             return f"{os.fsdecode(error.filename)}: {error.strerror}"
@@ -54,7 +56,7 @@ def describe_failure(error: Exception) -> str | None:
     if is_of_gloo or is_of_nccl or type(error).__name__ in ("DistNetworkError", "DistStoreError"):
         return f"connection to another rank was lost: {one_line(error)[:200]}"
     if is_out_of_memory(error):
-        return "out of memory; free memory, or choose a smaller batch, model or image size"
+        return "out of memory; free memory, or choose a smaller batch (in training --micro-batch), model or image size"
     return None
 
 

@@ -44,18 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with signals.handle_signals(), explain_missing_extras():
             return _run(arguments)
-    except InputError as error:
-        return _fail(str(error))
     except KeyboardInterrupt as error:
         echo(*(f"stopped; {note}" for note in getattr(error, "__notes__", ())), file=sys.stderr)
         return signals.EXIT_CODE
     except BrokenPipeError:  # the reader of standard output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (OSError, MemoryError, RuntimeError) as error:
+    except (InputError, OSError, MemoryError, RuntimeError) as error:
         if (description := describe_failure(error)) is None:
             raise
-        return _fail("; ".join([description, *getattr(error, "__notes__", ())]))
+        echo("; ".join([f"lambdanets: {description}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        return 2
 
 
 def _run(arguments: list[str]) -> int:
@@ -72,8 +71,3 @@ def _run(arguments: list[str]) -> int:
     module = command.replace("-", "_")
     package = "lambdanets" if importlib.util.find_spec(f"lambdanets.cli.{module}") else "lambdanets_lab"
     return importlib.import_module(f"{package}.cli.{module}").main(arguments[1:])
-
-
-def _fail(message: str) -> int:
-    echo(f"lambdanets: {message}", file=sys.stderr)
-    return 2

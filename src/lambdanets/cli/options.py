@@ -44,8 +44,7 @@ def parse(options: type[Options], arguments: Sequence[str], command: str) -> Opt
     Raises InputError for invalid ones.
     """
     description = inspect.cleandoc(options.__doc__ or "")
-    parsed: Options = parse_all((options,), arguments, prog=f"lambdanets {command}", description=description)[0]
-    return parsed
+    return parse_all((options,), arguments, prog=f"lambdanets {command}", description=description)[0]
 
 
 def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, description: str) -> list[Any]:

@@ -22,7 +22,7 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
 from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import best_device
-from lambdanets.errors import InputError, is_out_of_memory
+from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
 from lambdanets.models.factory import list_models
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
@@ -144,7 +144,7 @@ def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> Traini
             precision = "bf16-mixed" if on_gpu else "32-true"
         micro_batch = recipe.micro_batch or stored.micro_batch
         known = replace(recipe, precision=precision, micro_batch=micro_batch)
-        resolved: TrainingRecipe = task_class(recipe).resolve(known)
+        resolved = task_class(recipe).resolve(known)
         if not resolved.model:
             raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
         return resolved
@@ -233,11 +233,6 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
             trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
         except Interrupted:
             raise KeyboardInterrupt from None
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            advice = "run the same command with a smaller --micro-batch, or free memory"
-            raise InputError(f"out of memory; {advice}") from error
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)
     if task.patience:
