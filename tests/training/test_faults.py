@@ -106,7 +106,7 @@ def test_out_of_memory_in_a_step_suggests_a_smaller_micro_batch(quick, tmp_path,
 
     at_step(monkeypatch, 1, raise_out_of_memory)
     assert run_train_command(quick, tmp_path / "run") == 2
-    assert "choose a smaller batch (in training --micro-batch), model or image size; resume with: " in capsys.readouterr().err
+    assert "a smaller batch (in training --micro-batch), model or image size; resume with: " in capsys.readouterr().err
 
 
 def test_signal_stops_training_and_prints_the_command_to_resume(quick, tmp_path, monkeypatch, capsys):

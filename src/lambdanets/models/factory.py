@@ -122,8 +122,8 @@ def _option_names(name: str) -> set[str]:
     """Return the names of the arguments of a model: of its function, its class and the base classes."""
     with torch.device("meta"):
         network = type(timm.create_model(name))
-    functions = (model_entrypoint(name), *(base.__init__ for base in network.__mro__))
-    names = {parameter for function in functions for parameter in inspect.signature(function).parameters}
+    callables = (model_entrypoint(name), *network.__mro__[:-1])  # without object
+    names = {parameter for each in callables for parameter in inspect.signature(each).parameters}
     return {*names, *getattr(network, "LAYER_OPTIONS", ())}
 
 
