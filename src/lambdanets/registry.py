@@ -49,10 +49,7 @@ TASKS = {
 
 
 def task_entry(task: object, source: object) -> TaskEntry:
-    """Return the entry of a task that the file `source` names, also of an installed package.
-
-    Raises InputError if it is unknown.
-    """
+    """Return the entry of a task that a file names, also of an installed package. Raises InputError if unknown."""
     from importlib.metadata import entry_points  # takes longer than the rest of --help
 
     name = str(task)

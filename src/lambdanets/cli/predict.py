@@ -65,8 +65,7 @@ class PredictOptions:
 def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
     options = parse(PredictOptions, arguments, "predict")
-    if options.out is not None:
-        out = options.out
+    if (out := options.out) is not None:
         check_new_file(out) if out.is_file() else WorkFolder(out, file=_JOURNAL).is_started()
     if not options.images:
         raise InputError("IMAGES must be at least one file or folder, got none")
@@ -90,7 +89,7 @@ def main(arguments: list[str]) -> int:
         reading["tile_size"] = (getattr(card, "tile_size", None) if side is None else side) or None
     images_hash = hashlib.sha256("\n".join(map(str, found.paths)).encode("utf-8", "surrogateescape")).hexdigest()
     identity = {"weights": weights.sha256()} | task_options | reading | {"images": images_hash}
-    out = options.out or Path(predictor.default_out)
+    out = out or Path(predictor.default_out)
     with (
         _open_output(out, is_file=bool(Path(predictor.default_out).suffix)) as path,
         resumable(f"finished images are saved in {path}; run the same command to resume", path),

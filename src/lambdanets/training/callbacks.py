@@ -95,9 +95,8 @@ class RunLog(Callback):
         if module.ends_step:
             self._images += batch.step_images
             self._progress.update()
-            steps = module.steps_per_epoch
-            rows = max(1, round(steps / STEPS_PER_ROW))
-            if trainer.global_step * rows % steps < rows:
+            rows = max(1, round(module.steps_per_epoch / STEPS_PER_ROW))  # of an epoch
+            if trainer.global_step * rows % module.steps_per_epoch < rows:
                 self._add_training_row(trainer, module)
 
     def on_validation_epoch_start(self, trainer: Trainer, module: TrainingModule) -> None:
@@ -125,15 +124,14 @@ class RunLog(Callback):
             echo(f"{epoch}  loss {loss:.3f}  {metrics}  {speed:.0f} images/s{end}")
 
     def _means_of_epoch(self, first_step: int) -> tuple[float, float, float]:
-        """Return the loss, the images per second and the waiting share of the rows after `first_step`."""
+        """Return loss, images per second and waiting share of the rows after `first_step`, which are equally long."""
         losses, speeds, shares = (
             [value for step, value in self.points("train", name) if step > first_step]
             for name in ("loss", "images_per_second", "waiting_share")
         )
         if not losses:  # all images of the epoch were left out
             return math.nan, 0.0, 0.0
-        seconds = [1 / speed for speed in speeds]  # relative, since the rows have the same number of steps
-        return fmean(losses), harmonic_mean(speeds), fmean(shares, seconds)
+        return fmean(losses), harmonic_mean(speeds), fmean(shares, [1 / speed for speed in speeds])
 
     def _gather(self) -> list[float]:
         """Collect the messages of all ranks; return the sums over ranks. On a GPU, this waits for its steps."""

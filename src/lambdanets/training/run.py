@@ -222,9 +222,8 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     timer = Timer()
     log = RunLog(folder, task)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    checkpoints = Checkpoints(folder / "checkpoints", task, training, log)
     # order: EMA and metrics must update their state before a checkpoint is written
-    callbacks: list[Callback] = [*([ema] if ema else []), log, timer, checkpoints]
+    callbacks = [*([ema] if ema else []), log, timer, Checkpoints(folder / "checkpoints", task, training, log)]
     trainer = _make_trainer(recipe, folder, callbacks, world, training.batch_slice.accumulation_steps)
     check_signals()
     # also in a program without handlers, where Lightning would end the process in the middle of a step
@@ -239,8 +238,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
         best = folder / "checkpoints" / BEST
         load_tensors(model, read_weights(best)[0], str(best))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
-    seconds = timer.time_elapsed("train")
-    broadcast_from_rank_zero(lambda: finish(task, folder, log, seconds, world.world_size))
+    broadcast_from_rank_zero(lambda: finish(task, folder, log, timer.time_elapsed("train"), world.world_size))
 
 
 def _make_trainer(
