@@ -41,13 +41,14 @@ INVALID = """
 --epochs 3 cifar10 | has no argument 'cifar10'
 --mean 0.1 0.2 | mean must be one number or one for each of 1 channels
 --model-options scope | --model-options must be pairs of a name and a value, got 'scope'
---model-options scopes 7 | unexpected keyword argument 'scopes'
+--model-options scopes 7 | lambda_resnet20_small has no option 'scopes'; the nearest is scope
+--model-options small_image true scope 7 | has no option 'small_image'; the nearest is small_images
 image_folder | data must be given
 scatered | got 'scatered'; the nearest is scattered_digits
 scattered_digits --proposal 7 | no option --proposal; the nearest is --proposals
 scattered_digits --model vit_tiny_patch16_224 --levels 1 2 | padding cannot be hidden in network.model.blocks
 digit_masks --model resnet18 | choose a U-Net such as lambda_unet_small
-digit_masks --data a.json | images must be given; set it with --images PATH
+digit_masks --data a.json | images, validation_data must be given; add --images PATH --validation-data PATH
 --data ONE | a recipe must be named before --data
 digits --data EMPTY | images
 digits --data ONE | only 'dark'

@@ -63,6 +63,8 @@ def test_help_shows_recipes_arguments_groups_and_defaults(results):
     for text in ("usage: lambdanets train [RECIPE] ", "  cifar10: ", "    image_folder_50\n", "--epochs EPOCHS"):
         assert text in results["train --help"][1]
     assert "usage: lambdanets predict MODEL IMAGES... " in results["predict --help"][1]
+    for command in ("adopt", "evaluate", "explain", "export"):
+        assert f"usage: lambdanets {command} MODEL " in results[f"{command} --help"][1]
     assert "Number of epochs. (default: 60)" in " ".join(results["train cifar10 --help"][1].split())
     for group in ("Hyperparameters that all tasks have", "Hyperparameters of classifier training"):
         assert f"\n{group}:\n  --" in results["train cifar10 --help"][1]

@@ -2,14 +2,12 @@
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
 from lambdanets import cli
 from lambdanets.cli import evaluate
-from lambdanets.cli.train import report_errors
-from lambdanets.errors import InputError
+from lambdanets.signals import resumable
 
 
 def run_failing_command(error, monkeypatch):
@@ -36,8 +34,18 @@ def test_os_errors_of_user_files_and_the_machine_are_one_line(error, monkeypatch
     assert run_failing_command(error, monkeypatch) == 2
     file = f"{os.fsdecode(error.filename)}: " if error.filename else ""
     assert capsys.readouterr().err == f"lambdanets: {file}{error.strerror}\n"
-    with pytest.raises(InputError), report_errors("lambdanets train", Path("runs/first")):
-        raise error
+
+
+def test_a_failure_of_resumable_work_says_how_to_resume(tmp_path, monkeypatch, capsys):
+    def command(arguments):
+        with resumable("run it again", tmp_path / arguments[0]):
+            raise os_error(errno.ENOSPC)
+
+    (tmp_path / "started").touch()
+    monkeypatch.setattr(evaluate, "main", command)
+    for file, advice in (("started", "; run it again"), ("missing", "")):
+        assert cli.main(["evaluate", file]) == 2
+        assert capsys.readouterr().err == f"lambdanets: {os.strerror(errno.ENOSPC)}{advice}\n"
 
 
 @pytest.mark.parametrize("error", PROGRAM_ERRORS, ids=repr)
@@ -45,5 +53,3 @@ def test_os_errors_of_the_program_keep_their_traceback(error, monkeypatch):
     with pytest.raises(OSError, match=error.strerror or "closed") as raised:
         run_failing_command(error, monkeypatch)
     assert raised.value is error
-    with pytest.raises(OSError, match=error.strerror or "closed"), report_errors("lambdanets train", Path("run")):
-        raise error

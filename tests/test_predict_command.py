@@ -131,7 +131,7 @@ def test_detector_divides_large_images_of_several_channels_into_tiles(runs, phot
     mosaic = np.tile(pixels, (2, 3)).astype(np.uint16) * 16
     tifffile.imwrite(tmp_path / "large.tif", np.stack([np.zeros_like(mosaic), mosaic]), metadata={"axes": "CYX"})
     command = ("predict", runs["detection"], tmp_path / "large.tif", "--no-figures", "--stretch", "on")
-    assert "none of the 1 images could be read" in fail(capsys, *command, "--out", tmp_path / "none")
+    assert "0 of 1 image could be read" in fail(capsys, *command, "--out", tmp_path / "none")
     tiles = ("--channel", "1", "--tile-size", "96", "--batch-size", "2", "--score", "0.3")
     succeed(*command, *tiles, "--out", tmp_path / "out")
     (path,) = (tmp_path / "out/labels").iterdir()
@@ -208,7 +208,7 @@ def test_predict_interrupted_by_a_signal_resumes_to_the_same_files(
     images = photos / "below"
     assert "images must be '" in fail(capsys, *command[:2], images, "--out", out)
     succeed(*command, out)
-    assert "resuming: 1 of 6 images are done" in capsys.readouterr().err
+    assert "resuming: 1 of 6 images done" in capsys.readouterr().err
     assert contents(tmp_path / "interrupted") == contents(tmp_path / "reference")
 
 
@@ -239,7 +239,7 @@ ERRORS = [
     ("predict MODEL", "IMAGES must be at least one file or folder, got none"),
     ("predict MODEL nowhere.png", "nowhere.png"),
     ("predict nowhere IMAGE", "nowhere must be a run folder"),
-    ("predict MODEL TEXT --out new", "none of the 1 images could be read"),
+    ("predict MODEL TEXT --out new", "0 of 1 image could be read"),
     ("predict classification IMAGE --out nowhere/x.jsonl", "nowhere/x.jsonl: No such file or directory"),
     ("predict classification IMAGE --score 0 --no-figures", "model has no option --score or --figures"),
     ("predict classification IMAGE --out x.csv", "per image, got x.csv; choose x.jsonl"),

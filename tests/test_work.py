@@ -104,7 +104,7 @@ def test_differences_are_named_with_short_values():
     assert "..." in differing
     assert len(differing) < 600
     assert describe_differences({"data": "a" * 40 + "1" + "a" * 40}, {"data": "a" * 81}).count("1") == 1
-    assert differing.endswith(", and device must be None, got 'cpu'")
+    assert differing.endswith(", and device must be left out, got 'cpu'")
 
 
 def write_and_interrupt(path, entries, identity):
@@ -195,7 +195,7 @@ def test_signal_ignored_at_process_start_stays_ignored(tmp_path):
 @ALL_SIGNALS
 def test_signal_ends_a_command_between_two_items(signum, tmp_path):
     def command():
-        with signals.resumable("all is kept"), open_folder(tmp_path / "new"):
+        with signals.resumable("all is kept; run again"), open_folder(tmp_path / "new"):
             for item in track("abc", "working", 3, "items"):
                 send(signum)
                 with atomic_open(tmp_path / item) as file:
@@ -203,7 +203,7 @@ def test_signal_ends_a_command_between_two_items(signum, tmp_path):
                     file.write(b"complete")
         raise AssertionError
 
-    assert run_forked(command, tmp_path) == (130, "stopped; all is kept; run the same command to resume\n")
+    assert run_forked(command, tmp_path) == (130, "stopped; all is kept; run again\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "log"]
     assert (tmp_path / "a").read_bytes() == b"complete"
 

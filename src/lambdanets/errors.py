@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 # Failures of the machine that may occur anywhere: disk full, no temporary folder, too many open files, I/O errors.
 _FIXABLE = ["ENOENT", "ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "EMFILE", "ENFILE", "ESTALE", "ENOMEM", "EAGAIN"]
@@ -41,6 +41,8 @@ def describe_failure(error: Exception) -> str | None:
 
     A user can fix an OSError of a file or of the machine, but not that of a closed file descriptor.
     """
+    if isinstance(error, InputError):
+        return str(error)
     if isinstance(error, OSError):
         if isinstance(error.filename, str | bytes) and error.strerror:
             return f"{os.fsdecode(error.filename)}: {error.strerror}"
@@ -54,7 +56,7 @@ def describe_failure(error: Exception) -> str | None:
     if is_of_gloo or is_of_nccl or type(error).__name__ in ("DistNetworkError", "DistStoreError"):
         return f"connection to another rank was lost: {one_line(error)[:200]}"
     if is_out_of_memory(error):
-        return "out of memory; free memory, or choose a smaller batch, model or image size"
+        return "out of memory; free memory, or choose a smaller batch (in training --micro-batch), model or image size"
     return None
 
 
@@ -80,6 +82,14 @@ def nearest_hint(name: str, known: Iterable[str], count: int = 1) -> str:
     if not close:
         return ""
     return f"; the nearest {'is' if len(close) == 1 else 'are'} {', '.join(close)}"
+
+
+def check_choice(argument: str, value: object, choices: Collection[str], more: Iterable[str] = ()) -> None:
+    """Raise InputError with the nearest choice unless the value is one. more: choices that the message omits."""
+    known = [*choices, *more]
+    if value not in known:
+        hint = nearest_hint(str(value), known)
+        raise InputError(f"{argument} must be one of {', '.join(choices)}, got {value!r}{hint}")
 
 
 def first_few(values: Iterable[object]) -> str:

@@ -59,8 +59,7 @@ def record(cls: type[T]) -> type[T]:
             raise InputError(first_error(error)) from None
 
     made.__init__ = init
-    result: type[T] = made
-    return result
+    return made
 
 
 def first_error(error: ValidationError, name: str = "") -> str:

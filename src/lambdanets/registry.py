@@ -7,6 +7,8 @@ import dataclasses
 from pkgutil import resolve_name
 from typing import Any
 
+from lambdanets.errors import check_choice
+
 RECIPE_PACKAGES = ("lambdanets.recipes", "lambdanets_lab.recipes")
 
 
@@ -46,14 +48,15 @@ TASKS = {
 }
 
 
-def task_entry(task: object) -> TaskEntry | None:
-    """Return the entry of a task that a file names, also of an installed package; None if it is unknown."""
+def task_entry(task: object, source: object) -> TaskEntry:
+    """Return the entry of a task that a file names, also of an installed package. Raises InputError if unknown."""
     from importlib.metadata import entry_points  # takes longer than the rest of --help
 
     name = str(task)
     for point in entry_points(group="lambdanets.tasks", name=name) if name not in TASKS else ():
         TASKS[name] = point.load()
-    return TASKS.get(name)
+    check_choice(f"task in {source}", task, TASKS)
+    return TASKS[name]
 
 
 def predictor_of(task: str) -> Any:

@@ -9,13 +9,11 @@ ends the process at once. Only the command line and runs install handlers, and o
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
-
-from lambdanets.terminal import echo
 
 EXIT_CODE = 130
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # Windows has only the first two
@@ -70,16 +68,17 @@ def check_signals() -> None:
 
 
 @contextlib.contextmanager
-def resumable(saved: str) -> Iterator[None]:
-    """Like `uninterrupted`, for work that can be resumed: on a signal, print what is saved and how to resume.
+def resumable(how: str, started: Path | None = None) -> Iterator[None]:
+    """Like `uninterrupted`, for work that can be resumed: the command line says how after a signal or a failure.
 
-    saved: a clause about the saved work, such as "finished shards are kept".
+    how: a clause, which becomes a note of the exception. started: a file without which nothing can be resumed.
     """
     try:
         with uninterrupted():
             yield
-    except KeyboardInterrupt:
-        echo(f"stopped; {saved}; run the same command to resume", file=sys.stderr)
+    except (KeyboardInterrupt, OSError, MemoryError, RuntimeError) as error:
+        if started is None or started.is_file():
+            error.add_note(how)
         raise
 
 

@@ -46,6 +46,11 @@ def echo(*lines: object, file: TextIO | None = None) -> None:
     stream.flush()
 
 
+def plural(count: int, noun: str) -> str:
+    """Format a number and a noun, such as "1 image" or "2,000 images"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Format rows as aligned columns: the first column left-aligned, the others right-aligned."""
     rows = [[printable(cell) for cell in row] for row in rows]

@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -62,6 +62,7 @@ class WorkFolder:
     identity: the options and inputs on which the output depends, by name.
     file: name of the JSON file, in a folder with such output, that has the identity and perhaps more; "" if there is
         no file, so that the folder must be new or empty.
+    read: reads the file, for example with the defaults of options that a later version added.
 
     Hidden files and empty sub-folders are ignored.
     """
@@ -69,6 +70,7 @@ class WorkFolder:
     path: Path
     identity: Mapping[str, Any] = field(default_factory=dict)
     file: str = ""
+    read: Callable[[Path], Any] = lambda file: read_json(file, dict[str, Any], "choose another folder")
 
     def is_started(self) -> bool:
         """Whether the folder has output of the same identity. Raises InputError if it has other output or files."""
@@ -82,12 +84,12 @@ class WorkFolder:
                 raise InputError(f"{self.path} is not empty, it has {foreign[0]}; {advice}")
             return False
         if self.identity:
-            self.check(read_json(self.path / self.file, dict[str, Any], "choose another folder"))
+            self.check(self.read(self.path / self.file))
         return True
 
     def check(self, existing: Mapping[str, Any]) -> None:
         """Raise InputError if the output in the folder, of which this is the identity, is of other work."""
-        expected = json.loads(json.dumps(self.identity))  # as read from JSON, without tuples
+        existing, expected = (json.loads(json.dumps(each)) for each in (existing, self.identity))  # without tuples
         if differing := describe_differences(existing, expected):
             raise InputError(f"{differing}, since {self.path} was started so; choose another folder")
 
@@ -174,7 +176,8 @@ def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any
         if isinstance(current, Mapping) and isinstance(value, Mapping):
             texts.append(describe_differences(current, {**dict.fromkeys(current), **value}))
         elif current != value:
-            texts.append(f"{name} must be {_SHORT.repr(current)}, got {_SHORT.repr(value)}")
+            wanted = _SHORT.repr(current) if name in existing else "left out"
+            texts.append(f"{name} must be {wanted}, got {_SHORT.repr(value)}")
     return ", and ".join([*filter(None, texts)][:5])
 
 

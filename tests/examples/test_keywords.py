@@ -53,7 +53,7 @@ def test_commands_have_the_options_of_the_task(recipe, tmp_path, monkeypatch, ca
     assert capsys.readouterr().out.splitlines()[-1] == scores
     del TASKS["keywords"]  # as in a new process; the task is found where it is installed
     assert main(["evaluate", str(tmp_path / "run")]) == 2
-    assert "got one of 'keywords'" in capsys.readouterr().err
+    assert "got 'keywords'" in capsys.readouterr().err
     project = tomllib.loads(FILE.with_name("pyproject.toml").read_text())["project"]
     installed = tmp_path / "site/keywords-0.1.dist-info/entry_points.txt"
     installed.parent.mkdir(parents=True)

@@ -191,15 +191,15 @@ def test_index_rejects_tars_with_invalid_samples(tmp_path, members, message):
 def test_shard_command_writes_verifies_and_indexes(two_classes, tmp_path, capsys):
     def shard(*arguments):
         code = main(["shard", *map(str, arguments)])
-        return code, capsys.readouterr().out
+        return code, "".join(capsys.readouterr())
 
     assert shard(two_classes, tmp_path / "out", "--validation-share", 2)[0] == 2
     (two_classes / "dark/00.png").write_bytes(b"no image")
     code, out = shard(two_classes, tmp_path / "out", "--images-per-shard", 4, "--threads", 2, "--verify")
     assert code == 0
-    assert "skipped 1 unreadable images:" in out
+    assert "skipped 1 unreadable image:\n" in out
     assert f"19 images in 5 shards of {tmp_path}/out" in out
-    assert "5 of 5 shards are intact" in out
+    assert "5 of 5 shards intact" in out
     (tmp_path / "out/shards.json").unlink()
     (tmp_path / "names").write_text("black\nwhite\n\n")
     code, out = shard(tmp_path / "out", "--index", "--classes", tmp_path / "names")
@@ -207,4 +207,4 @@ def test_shard_command_writes_verifies_and_indexes(two_classes, tmp_path, capsys
     (tmp_path / "out/train-00001.tar").unlink()
     code, out = shard(tmp_path / "out", "--verify")
     assert code == 2
-    assert "train-00001.tar: there is no such file\n4 of 5 shards are intact; 19 images in shards.json" in out
+    assert "train-00001.tar: there is no such file\n4 of 5 shards intact; 19 images in shards.json" in out

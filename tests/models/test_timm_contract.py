@@ -92,8 +92,8 @@ def test_pretrained_without_published_weights_raises():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("lambda_resnet50", {"head": 8}, "^lambda_resnet50 cannot be built with {'head': 8}: .* argument 'head'$"),
-        ("resnetrs50_plain", {"scope": 7}, "unexpected keyword argument 'scope'$"),
+        ("lambda_resnet50", {"head": 8}, "^lambda_resnet50 has no option 'head'; the nearest is heads$"),
+        ("resnetrs50_plain", {"scope": 7}, "resnetrs50_plain has no option 'scope'$"),
         ("local-dir:/no/such/folder", {"pretrained": True}, "^/no/such/folder/config.json is not a config"),
     ],
 )

@@ -155,7 +155,8 @@ def train_command_on_rank(rank: int, recipe: str, folder: Path) -> tuple[int, st
 
 @pytest.mark.forks
 @pytest.mark.parametrize(
-    ("recipe", "message"), [("digits", "thesis is not empty, it has thesis.tex;"), ("objects", "data must be given;")]
+    ("recipe", "message"),
+    [("digits", "thesis is not empty, it has thesis.tex;"), ("objects", "validation_data must be given;")],
 )
 def test_input_error_of_two_ranks_is_printed_once(recipe, message, tmp_path):
     folder = tmp_path / "thesis"

@@ -25,3 +25,13 @@ def test_dry_run_prints_images_steps_and_time_and_writes_nothing(name, tmp_path,
     assert lines["memory"] == "micro-batches of 7 images fit, 3 per step"
     assert re.match(r"[\d,]+ ms per step with the largest image", lines["speed"])
     assert not list(tmp_path.iterdir())
+
+
+def test_run_and_dry_run_say_that_a_batch_is_larger_than_the_data(quick, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = f"--data {quick.data} --channels 3 --image-size 8 --epochs 1 --batch-size 64 --warmup-epochs 0".split()
+    for more in (["--dry-run"], ["--run", "run"]):
+        assert main(["train", "digits", *options, *more]) == 0
+        printed = capsys.readouterr()
+        assert "batch_size is 64, with 16 training images: an epoch is one step; choose" in printed.err
+    assert "trained 1 epoch in" in printed.out

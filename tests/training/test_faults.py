@@ -106,7 +106,7 @@ def test_out_of_memory_in_a_step_suggests_a_smaller_micro_batch(quick, tmp_path,
 
     at_step(monkeypatch, 1, raise_out_of_memory)
     assert run_train_command(quick, tmp_path / "run") == 2
-    assert "lambdanets: out of memory; run the same command with a smaller --micro-batch" in capsys.readouterr().err
+    assert "a smaller batch (in training --micro-batch), model or image size; resume with: " in capsys.readouterr().err
 
 
 def test_signal_stops_training_and_prints_the_command_to_resume(quick, tmp_path, monkeypatch, capsys):
@@ -129,7 +129,7 @@ def test_run_stopped_by_a_file_size_limit_resumes_bit_identically(quick, quick_r
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, old_limits)
     assert exit_code == 2
-    assert "last.ckpt: File too large; once fixed, resume with: " in capsys.readouterr().err.splitlines()[-1]
+    assert "last.ckpt: File too large; resume with: " in capsys.readouterr().err.splitlines()[-1]
     assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 3
     assert list(folder.rglob("*.unfinished")) == []
     assert main(["train", "--resume", str(folder)]) == 0

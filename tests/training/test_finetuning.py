@@ -79,7 +79,7 @@ def test_options_of_the_command_override_those_of_the_weights(finetune, weights,
 
 
 def test_finetuning_needs_weights_or_a_model(finetune):
-    with pytest.raises(InputError, match="weights must be given; set it with --weights PATH"):
+    with pytest.raises(InputError, match="weights must be given; add --weights PATH"):
         run.resolve_recipe(replace(finetune, weights=""))
     with pytest.raises(InputError, match="model must be given"):
         run.resolve_recipe(replace(finetune, weights=None))

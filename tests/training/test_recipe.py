@@ -92,8 +92,16 @@ def test_a_started_run_keeps_its_precision_on_another_machine(tmp_path):
     assert resolve_recipe(replace(DIGITS, precision="32-true"), tmp_path).precision == "32-true"
 
 
-def test_bfloat16_without_instructions_is_said_to_be_slow(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("fields", "warning"),
+    [
+        ({"precision": "bf16-mixed"}, "bf16-mixed is several times as slow as 32-true"),
+        ({"epochs": 1}, "warmup_epochs is 2, and epochs is 1: the learning rate rises until the end"),
+        ({"decay": 0.9}, "decay and decay_epochs have no effect with schedule cosine; choose --schedule staircase"),
+    ],
+)
+def test_options_that_are_probably_a_mistake_are_named(fields, warning, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    open_task(replace(DIGITS, precision="bf16-mixed"), World())
-    assert "32-true" in capsys.readouterr().err
+    open_task(replace(DIGITS, **fields), World())
+    assert warning in capsys.readouterr().err

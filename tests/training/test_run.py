@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import signal
@@ -103,6 +104,19 @@ def interrupted(tmp_path_factory):
     """The folder of a run of `quick` that crashed in its sixth step. Read-only."""
     folder = tmp_path_factory.mktemp("interrupted")
     return interrupted_run(quick_recipe(write_two_classes(folder / "images")), folder / "run", pytest.MonkeyPatch())
+
+
+def test_a_run_of_an_older_version_resumes_with_defaults_of_new_options(interrupted, quick_run, tmp_path):
+    folder = shutil.copytree(interrupted, tmp_path / "run")
+    fields = read_recipe(folder / "recipe.json").fields()
+    del fields["sync_batch_norm"]  # as if this version had added it
+    write_json(folder / "recipe.json", fields)
+    checkpoint = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    card = json.loads(checkpoint["lambdanets"])
+    del card["stretch"]
+    torch.save(checkpoint | {"lambdanets": json.dumps(card)}, folder / "checkpoints/last.ckpt")
+    assert main(["train", "--resume", str(folder)]) == 0
+    assert_same_result(quick_run, folder)
 
 
 @pytest.mark.parametrize("change", ["renamed class", "another image"])

@@ -88,7 +88,7 @@ def test_predict_rejects_weights_whose_outputs_overflow(two_classes, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"task": 5}, "must be a model of a task in classification, "),
+        ({"task": 5}, "must be one of classification, "),
         *(({"classes": value}, "no valid model card: classes") for value in ({"dark": 0}, "dl", [], [1, 2])),
         ({"preprocessing": 5}, "preprocessing must be an object, got 5"),
         ({"preprocessing": {"image_size": 0}}, "image_size must be greater than or equal to 8"),

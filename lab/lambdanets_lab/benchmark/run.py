@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lambdanets.device import resolve_device
-from lambdanets.errors import InputError, nearest_hint
+from lambdanets.errors import InputError, check_choice
 from lambdanets.progress import Progress
 from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
@@ -43,9 +43,7 @@ def run(kind: str, options: CommonOptions) -> None:
     """
     make_cases, names, draw = KINDS[kind]
     for name in options.candidates or ():
-        if name not in names:
-            hint = nearest_hint(name, names)
-            raise InputError(f"--candidates must be among {', '.join(names)}, got {name!r}{hint}")
+        check_choice("candidates", name, names)
     device = resolve_device(options.device)
     if not make_cases(options, device, ()):
         raise InputError("the options must leave something to measure, got nothing")
@@ -57,7 +55,7 @@ def run(kind: str, options: CommonOptions) -> None:
     work = WorkFolder(folder, settings, RESULTS)
     torch.set_float32_matmul_precision("highest")  # without TF32
     torch.backends.cudnn.allow_tf32 = False
-    with resumable(f"finished cases are in {folder}, to name with --out"), work.open():
+    with resumable(f"resume with the same command and --out {folder}", folder / RESULTS), work.open():
         if work.is_started():
             content = read_json(folder / RESULTS, dict[str, Any])
             rows = read_rows(content)

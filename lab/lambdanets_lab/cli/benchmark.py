@@ -1,7 +1,7 @@
 """`lambdanets benchmark`."""
 
 from lambdanets.cli.options import parse
-from lambdanets.errors import InputError, nearest_hint
+from lambdanets.errors import check_choice
 from lambdanets.terminal import echo
 
 
@@ -15,8 +15,7 @@ def main(arguments: list[str]) -> int:
         echo("usage: lambdanets benchmark KIND ...", "", *lines, "", advice)
         return 0
     kind, *words = arguments
-    if kind not in OPTIONS:
-        raise InputError(f"kind must be one of {', '.join(OPTIONS)}, got {kind!r}{nearest_hint(kind, OPTIONS)}")
+    check_choice("kind", kind, OPTIONS)
     options = parse(OPTIONS[kind], words, f"benchmark {kind}")
     from lambdanets_lab.benchmark.run import run
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from lambdanets.cli.options import parse, program
-from lambdanets.cli.train import parse_with_recipe, report_errors
+from lambdanets.cli.train import parse_with_recipe
 from lambdanets.errors import InputError
 from lambdanets.records import Seed, record
-from lambdanets.terminal import echo
+from lambdanets.signals import resumable
+from lambdanets.terminal import echo, plural
 
 if TYPE_CHECKING:
     from lambdanets_lab.studies.execution import Plan
@@ -85,7 +86,7 @@ def main(arguments: list[str]) -> int:
     plan = execution.make_plan(studies, options.variants, options.seeds, requested)
     folder = options.out or Path("comparisons") / f"{names.replace(',', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
     command = [*arguments, *([] if options.out else ["--out", str(folder)])]
-    with report_errors(f"{program()} compare {shlex.join(command)}", folder / execution.PLAN):
+    with resumable(f"resume with: {program()} compare {shlex.join(command)}", folder / execution.PLAN):
         execution.begin(plan, folder)
         _train(plan, folder)
     return 0
@@ -97,7 +98,8 @@ def _train(plan: "Plan", folder: Path) -> None:
     from lambdanets_lab.studies.results import RESULTS, TABLE, collect, markdown, write_summary
 
     num_runs, results = len(plan.runs()), read_results(plan, folder)
-    echo(f"{', '.join(plan.studies)}: {len(plan.seeds)} seeds, {num_runs} runs, {len(results)} done")
+    work = f"{plural(len(plan.seeds), 'seed')}, {plural(num_runs, 'run')}, {len(results)} done"
+    echo(f"{', '.join(plan.studies)}: {work}")
     for run in train_all(plan, folder):
         results = read_results(plan, folder)  # also those of other processes
         write_summary(collect(plan, results), folder)
@@ -105,7 +107,8 @@ def _train(plan: "Plan", folder: Path) -> None:
         echo(f"[{len(results)}/{num_runs}] {run.variant}, seed {run.seed}: {numbers}")
     results = read_results(plan, folder)
     if len(results) < num_runs:
-        echo(f"{num_runs - len(results)} runs are in progress in other processes; the last process writes the results")
+        others = plural(num_runs - len(results), "run")
+        echo(f"{others} in progress in other processes; the last process writes the results")
         return
     write_summary(collect(plan, results), folder)
     echo("", *markdown(collect(plan, results)).split("\n"))

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from lambdanets.cli.options import POSITIONAL, parse
+from lambdanets.cli.options import POSITIONAL, Device, parse
 from lambdanets.records import record
 from lambdanets.terminal import echo
 
@@ -17,13 +17,12 @@ class Demo:
     """
 
     models: Annotated[tuple[str, ...], POSITIONAL] = ()
-    """Run folders, weight files, or names of models that come with the package; by default all of these names."""
+    """Models as for predict; by default all trained models that come with the package."""
     host: str = "127.0.0.1"
     """Address to listen on, or its name; with the default, only this machine can open the page."""
     port: Annotated[int, Field(ge=0, le=65535)] = 7860
     """Port; 0 for any free one."""
-    device: str | None = None
-    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
+    device: Device = None
     open: bool = False
     """Open the page in the browser."""
 

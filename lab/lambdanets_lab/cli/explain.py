@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from lambdanets.cli.options import POSITIONAL, parse
+from lambdanets.cli.options import POSITIONAL, Device, Model, parse
 from lambdanets.records import record
 from lambdanets.terminal import echo
 from lambdanets.work import WorkFolder
@@ -16,8 +16,7 @@ class Explain:
     Exact attention maps by content and by position, the share of each, the keys, and the receptive field.
     """
 
-    checkpoint: Annotated[str, POSITIONAL]
-    """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
+    model: Model
     image: Annotated[Path, POSITIONAL]
     """Image file."""
     out: Path
@@ -28,8 +27,7 @@ class Explain:
     """Channel or plane of the image, from 0; needed for files with several, except color images."""
     layer: str | None = None
     """Name of a lambda layer; by default the last one. The command lists them."""
-    device: str | None = None
-    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
+    device: Device = None
 
 
 def main(arguments: list[str]) -> int:
@@ -41,9 +39,9 @@ def main(arguments: list[str]) -> int:
     from lambdanets_lab.explain.explanation import explain
     from lambdanets_lab.explain.report import write_report
 
-    source: Any = load(options.checkpoint, device=options.device)
-    (image,) = source.decode(options.image, channel=options.channel)
-    explanation = explain(source, image, stretch=False)
+    model: Any = load(options.model, device=options.device)
+    (image,) = model.decode(options.image, channel=options.channel)
+    explanation = explain(model, image, stretch=False)
     at = (image.height // 2, image.width // 2) if options.at is None else options.at
     layer = explanation.layers[-1] if options.layer is None else options.layer
     with folder.open():

@@ -8,7 +8,7 @@ from pydantic import NonNegativeFloat, PositiveInt
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
 from lambdanets.records import record
-from lambdanets.terminal import echo
+from lambdanets.terminal import echo, plural
 from lambdanets.work import check_new_file
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ DEFAULT_FILES = {"onnx": "model.onnx", "openvino": "model.xml", "pt2": "model.pt
 class Export:
     """Export a model to a file for another runtime, run the file, and compare outputs and speed."""
 
-    source: Annotated[str, POSITIONAL]
+    model: Annotated[str, POSITIONAL]
     """Run folder, weight file, hub folder, hf-hub:USER/NAME, or trained model of the package, such as digits; or the
     name of an architecture, which gets random weights."""
     to: Literal["onnx", "openvino", "pt2", "aoti"] = "onnx"
@@ -60,13 +60,13 @@ def main(arguments: list[str]) -> int:
     from lambdanets_lab.export.runtimes import RUNTIMES
 
     size = options.image_size
-    source: Any = options.source
-    if not _is_path(source):  # an architecture with random weights
-        echo(f"{source} is the name of a network: its weights are random, for sizes and times")
-        source = create_model(source)
-        fill_zero_norm_weights(source)
+    model: Any = options.model
+    if not _is_path(model):  # an architecture with random weights
+        echo(f"{model} is the name of a network: its weights are random, for sizes and times")
+        model = create_model(model)
+        fill_zero_norm_weights(model)
     exported = export(
-        source,
+        model,
         out,
         to=options.to,
         image_size=None if not size else (size[0], size[-1]),
@@ -86,21 +86,21 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _is_path(source: str) -> bool:
-    """Whether the source is a file, a folder or on the hub, and not the name of an architecture."""
+def _is_path(model: str) -> bool:
+    """Whether the model is a file, a folder or on the hub, and not the name of an architecture."""
     from lambdanets.models.weights import packaged_models, weights_in
 
-    path = Path(source)
-    if weights_in(path) or path.suffix.lower() in (".safetensors", ".ckpt") or ":" in source:
+    path = Path(model)
+    if weights_in(path) or path.suffix.lower() in (".safetensors", ".ckpt") or ":" in model:
         return True
-    return source in packaged_models() or (path.name != source and not source.startswith("timm/"))
+    return model in packaged_models() or (path.name != model and not model.startswith("timm/"))
 
 
 def _report_int8(result: "Quantization") -> None:
     """Print accuracy and size of int8 and float32."""
     echo(
         f"int8: top-1 accuracy {100 * result.accuracy:.2f}%, float32 {100 * result.float_accuracy:.2f}%, "
-        f"on {result.images} validation images; float32 file {result.float_bytes / 2**20:.1f} MiB"
+        f"on {plural(result.images, 'validation image')}; float32 file {result.float_bytes / 2**20:.1f} MiB"
     )
     if result.images < MIN_IMAGES:
         points = 100 / result.images
@@ -117,9 +117,10 @@ def _time(exported: "Exported", title: str, seconds: NonNegativeFloat) -> None:
     images = exported.graph.make_images(shape, torch.Generator().manual_seed(0))
     runs = {title: lambda: exported.run(images), "PyTorch": lambda: exported.graph.run_pytorch(images)}
     if "boxes" in exported.graph.outputs:
-        echo(f"{len(exported.graph.run_pytorch(images)[0])} objects in the timed image")
+        echo(f"{plural(len(exported.graph.run_pytorch(images)[0]), 'object')} in the timed image")
     times = []
     for name, samples in time_interleaved(runs, repeats=50, seconds=seconds).items():
         median, lower, upper = (1e3 * value for value in summarize(samples))
         times.append(f"{name} {median:.1f} ({lower:.1f} to {upper:.1f}) ms")
-    echo(f"{shape[0]} images, {torch.get_num_threads()} threads, median (quartiles): {', '.join(times)}")
+    conditions = f"{plural(shape[0], 'image')}, {plural(torch.get_num_threads(), 'thread')}"
+    echo(f"{conditions}, median (quartiles): {', '.join(times)}")

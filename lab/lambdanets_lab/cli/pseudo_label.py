@@ -13,7 +13,7 @@ from lambdanets.cli.predict import report_unreadable
 from lambdanets.errors import first_few
 from lambdanets.records import Workers, record
 from lambdanets.signals import resumable
-from lambdanets.terminal import echo
+from lambdanets.terminal import echo, plural
 
 
 @record
@@ -24,7 +24,7 @@ class Label:
     """
 
     teacher: Annotated[Path, POSITIONAL]
-    """Trained classifier: run folder, weights.safetensors or .ckpt file."""
+    """Trained classifier: a model as for predict."""
     shards: Annotated[str, POSITIONAL]
     """Folder or URL of shards; their training images are labeled, and existing labels ignored."""
     out: Annotated[Path, POSITIONAL]
@@ -65,17 +65,19 @@ def main(arguments: list[str]) -> int:
     from lambdanets_lab.pseudo.labeling import label_shards
 
     started = time.monotonic()
-    with resumable("the labels of finished shards are kept"):
+    with resumable("the labels of finished shards are kept; run the same command to resume"):
         result = label_shards(
             **vars(options),
-            report=lambda name, images, seconds: echo(f"{name}: {images:,} images, {seconds:.1f} s", file=sys.stderr),
+            report=lambda name, images, seconds: echo(
+                f"{name}: {plural(images, 'image')}, {seconds:.1f} s", file=sys.stderr
+            ),
         )
     report_unreadable(list(result.unreadable))
     seconds = max(time.monotonic() - started, 1e-9)
     speed = f"{seconds:.0f} s, {result.num_images / seconds:.0f} images/s"
-    echo(f"{result.num_images:,} images in {result.num_shards:,} shards labeled in {speed}")
+    echo(f"{plural(result.num_images, 'image')} in {plural(result.num_shards, 'shard')} labeled in {speed}")
     if result.num_in_progress:
-        echo(f"{result.num_in_progress:,} shards are in progress in other processes")
+        echo(f"{plural(result.num_in_progress, 'shard')} in progress in other processes")
     command = f"{program()} pseudo-label select {shlex.quote(str(options.out))}"
     echo(f"written to {options.out}; select with: {command} SELECTION")
     return 0
@@ -86,11 +88,11 @@ def _select(arguments: list[str]) -> int:
     options = parse(Select, arguments, "pseudo-label select")
     from lambdanets_lab.pseudo.tables import SELECTION, select
 
-    with resumable("finished tables are kept"):
+    with resumable("finished tables are kept; run the same command to resume"):
         selection = select(
             options.labels, options.out, confidence=options.confidence, per_class=options.per_class, seed=options.seed
         )
-    echo(f"{selection.rows:,} rows, {selection.confident:,} with confidence of at least {options.confidence:g}")
+    echo(f"{plural(selection.rows, 'row')}, {selection.confident:,} with confidence of at least {options.confidence:g}")
     copies = f", {selection.images:,} images counting repeats" if options.per_class is not None else ""
     echo(f"{selection.kept:,} kept{copies}")
     for count, classes in ((f"fewer than {options.per_class}", selection.short), ("none", selection.without)):

@@ -8,10 +8,11 @@ from typing import Annotated
 from pydantic import NonNegativeInt, PositiveInt
 
 from lambdanets.cli.options import POSITIONAL, parse
+from lambdanets.cli.predict import report_unreadable
 from lambdanets.errors import InputError
 from lambdanets.records import Seed, ValidationShare, record
 from lambdanets.signals import resumable, uninterrupted
-from lambdanets.terminal import echo
+from lambdanets.terminal import echo, plural
 
 
 @record
@@ -71,7 +72,7 @@ def _write(options: Shard, out: Path, threads: int) -> int:
         )
         echo(describe_classes(splits.classes), describe_left_out(splits.left_out))
     started = time.monotonic()
-    with resumable("finished shards are kept"):
+    with resumable("finished shards are kept; run the same command to resume"):
         written = write_shards(
             found.paths if options.unlabeled else splits,
             out,
@@ -81,10 +82,9 @@ def _write(options: Shard, out: Path, threads: int) -> int:
             check_images=options.check_images,
             max_unreadable=options.max_unreadable,
         )
-    if unreadable := written.metadata["unreadable"]:
-        echo(f"skipped {len(unreadable)} unreadable images:", *(f"  {message}" for message in unreadable))
+    report_unreadable(written.metadata["unreadable"])
     images, size = (sum(getattr(shard, name) for shard in written.shards) for name in ("images", "bytes"))
-    echo(f"{images:,} images in {len(written.shards):,} shards of {out}, {size / 1e9:.3g} GB")
+    echo(f"{plural(images, 'image')} in {plural(len(written.shards), 'shard')} of {out}, {size / 1e9:.3g} GB")
     advice = "label with lambdanets pseudo-label" if options.unlabeled else f"train with --data {out}"
     echo(f"written in {time.monotonic() - started:.0f} s; {advice}")
     return _verify(str(out), threads) if options.verify else 0
@@ -97,7 +97,7 @@ def _verify(location: str, threads: int) -> int:
         content, damaged = verify_shards(location, threads=threads)
     echo(*damaged)
     shards, images = len(content.shards), sum(shard.images for shard in content.shards)
-    echo(f"{shards - len(damaged):,} of {shards:,} shards are intact; {images:,} images in shards.json")
+    echo(f"{shards - len(damaged):,} of {plural(shards, 'shard')} intact; {plural(images, 'image')} in shards.json")
     return 2 if damaged else 0
 
 
@@ -113,6 +113,6 @@ def _index(options: Shard) -> int:
             raise InputError(f"classes must be a readable text file, got {options.classes}: {error}") from error
     shard_list = index_shards(folder, names)
     for name, shards in shard_list.splits.items():
-        echo(f"{name}: {sum(shard.images for shard in shards):,} images in {len(shards):,} shards")
+        echo(f"{name}: {plural(sum(shard.images for shard in shards), 'image')} in {plural(len(shards), 'shard')}")
     echo(f"{len(shard_list.classes):,} classes; written to {folder / SHARD_LIST}")
     return 0

@@ -25,7 +25,7 @@ from lambdanets.inference.segmenter import Segmenter
 from lambdanets.inference.tiles import is_tiled
 from lambdanets.layers.base import LambdaBase
 from lambdanets.records import check
-from lambdanets.terminal import csv_table
+from lambdanets.terminal import csv_table, plural
 from lambdanets_lab.explain import figures
 from lambdanets_lab.explain.explanation import Explanation, explain
 
@@ -90,8 +90,7 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
     }
     columns = ("object", *(("class",) if counts else ()), "score", "area", "row", "column", "diameter")
     return {
-        "headline": f"{len(rows)} {'object' if len(rows) == 1 else 'objects'}"
-        + (f" of class {names[0]}" if len(names) == 1 else ""),
+        "headline": plural(len(rows), "object") + (f" of class {names[0]}" if len(names) == 1 else ""),
         "note": f"Counted are the objects in objects.csv: with a score of at least {MIN_SCORE:g}, and not completely "
         "covered by others.",
         "bars": [{"name": name, "value": count / len(rows), "text": str(count)} for name, count in counts],

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from lambdanets.data.coco.images import image_to_tensor
-from lambdanets.errors import InputError, nearest_hint
+from lambdanets.errors import InputError, check_choice, nearest_hint
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
@@ -168,9 +168,7 @@ class Explanation:
 
     def _call(self, layer: str | None) -> tuple[str, _Call]:
         name = self.layers[-1] if layer is None else layer
-        if name not in self.calls:
-            known = ", ".join(self.layers)
-            raise InputError(f"layer must be one of {known}, got {name!r}{nearest_hint(str(name), self.layers)}")
+        check_choice("layer", name, self.layers)
         return name, self.calls[name]
 
     def _position(self, at: tuple[int, ...] | int | None, sides: tuple[int, ...]) -> tuple[int, ...]:

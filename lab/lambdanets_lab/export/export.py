@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lambdanets.errors import InputError, nearest_hint, one_line
+from lambdanets.errors import InputError, check_choice, one_line
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
@@ -86,8 +86,7 @@ def export(
     differ by more than 1e-4 (relative norm) or more than 2% of the objects differ, and if int8 loses more than 0.005
     of the accuracy.
     """
-    if to not in RUNTIMES:
-        raise InputError(f"to must be one of {', '.join(RUNTIMES)}, got {to!r}{nearest_hint(str(to), RUNTIMES)}")
+    check_choice("to", to, RUNTIMES)
     runtime, path = RUNTIMES[to], Path(path)
     if path.suffix != runtime.suffix:
         raise InputError(f"path must end in {runtime.suffix} for {to}, got {path}")

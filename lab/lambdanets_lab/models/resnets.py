@@ -12,7 +12,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, get_pretrai
 from timm.models.resnet import ResNet
 from torch import nn
 
-from lambdanets.errors import InputError, nearest_hint
+from lambdanets.errors import check_choice
 from lambdanets.models.lambda_resnet import (
     LAMBDA_RESNET_ARGUMENTS,
     LAMBDA_RESNET_BLOCKS,
@@ -116,9 +116,7 @@ def resnet20_mixer_small(
 def _build(
     name: str, pretrained: bool, mixer: str, blocks: Blocks, arguments: dict[str, Any], overrides: dict[str, Any]
 ) -> nn.Module:
-    if mixer not in MIXERS:
-        similar = nearest_hint(mixer, MIXERS) if isinstance(mixer, str) else ""
-        raise InputError(f"mixer must be one of {', '.join(MIXERS)}; got {mixer!r}{similar}")
+    check_choice("mixer", mixer, MIXERS)
     if mixer == "lambda":
         arguments = arguments | {"lambda_blocks": blocks} | overrides
         return build_model_with_cfg(LambdaResNet, name, pretrained, **arguments)

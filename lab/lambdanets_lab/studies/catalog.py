@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lambdanets.errors import InputError, nearest_hint
+from lambdanets.errors import check_choice
 from lambdanets.inference.model_card import ModelOptions
 
 
@@ -115,6 +115,5 @@ MODEL_OPTIONS: ModelOptions = {"pattern": "CCLL"}
 def variant_labels(studies: Sequence[str]) -> list[str]:
     """Labels of the studies' variants. Raises InputError for an unknown study."""
     for study in studies:
-        if study not in STUDIES:
-            raise InputError(f"studies must be among {', '.join(STUDIES)}, got {study!r}{nearest_hint(study, STUDIES)}")
+        check_choice("studies", study, STUDIES)
     return list(dict.fromkeys(label for study in studies for label in STUDIES[study].variants))

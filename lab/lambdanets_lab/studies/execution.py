@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lambdanets.errors import InputError, nearest_hint
+from lambdanets.errors import InputError, check_choice
 from lambdanets.records import read_json, reraise_as_input_error, write_json
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
@@ -101,8 +101,7 @@ def make_plan(
 ) -> Plan:
     known = variant_labels(studies)
     for label in variants:
-        if label not in known:
-            raise InputError(f"variants must be among {', '.join(known)}, got {label!r}{nearest_hint(label, known)}")
+        check_choice("variants", label, known)
     recipe = replace(recipe, **run.absolute_paths(recipe))
     plan = Plan(tuple(dict.fromkeys(studies)), tuple(variants), tuple(dict.fromkeys(seeds)), recipe)
     varying = {name for variant in plan.selected().values() for name in variant.options}
@@ -118,7 +117,7 @@ def begin(plan: Plan, folder: Path) -> None:
     for runs that cannot be trained.
     """
     content = asdict(plan)
-    work_folder = WorkFolder(folder, content, PLAN)
+    work_folder = WorkFolder(folder, content, PLAN, lambda file: asdict(read_json(file, Plan, "choose another folder")))
     if work_folder.is_started():
         return
     for planned in plan.runs():

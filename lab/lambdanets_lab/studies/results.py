@@ -12,6 +12,7 @@ from pydantic import Field
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.records import read_json, write_json
+from lambdanets.terminal import plural
 from lambdanets.work import locked
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import format_mean, markdown_table
@@ -184,7 +185,7 @@ def _draw_curves(curves: dict[str, list[Sequence[float]]]) -> Figure:
         for run in runs:
             axis.plot(epochs, [100 * value for value in run], color=color, linewidth=0.7, alpha=0.5)
         mean = [100 * statistics.fmean(values) for values in zip(*runs, strict=True)]
-        seeds = f"{len(runs)} seeds" if len(runs) > 1 else "1 seed"
+        seeds = plural(len(runs), "seed")
         axis.plot(epochs, mean, color=color, marker=marker, label=f"{label}, {seeds}")
     axis.set(xlabel="epoch", ylabel="top-1 on test images (%):\nruns and mean")
     axis.grid(**GRID)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lambdanets.errors import InputError, nearest_hint
+from lambdanets.errors import check_choice
 
 # Columns that can be counted, since the architecture determines them.
 COUNTABLE = ("params", "FLOPs", "memory")
@@ -50,10 +50,6 @@ NUMBERS = tuple(PaperNumber(**number) for number in _CONTENT["numbers"])  # in t
 
 def select_numbers(names: Sequence[str]) -> list[PaperNumber]:
     """Select the numbers of the named tables, or all without names. Raises InputError for an unknown name."""
-    for name in names:
-        if name not in TABLES:
-            raise InputError(
-                f"tables must be among {', '.join(TABLES)}, got {name!r}{nearest_hint(name, TABLES)} "
-                "(Table 1 of the paper has no numbers)"
-            )
+    for name in names:  # Table 1 has no numbers
+        check_choice("tables", name, TABLES)
     return [number for number in NUMBERS if not names or number.table in names]

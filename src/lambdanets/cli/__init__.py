@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from lambdanets import __version__, signals
-from lambdanets.errors import InputError, describe_failure, explain_missing_extras, nearest_hint
+from lambdanets.errors import InputError, check_choice, describe_failure, explain_missing_extras
 from lambdanets.terminal import echo
 
 # Command -> line in the help. `main` in the module of the same name, here or in `lambdanets_lab.cli`, runs it.
@@ -19,10 +19,10 @@ COMMANDS = {
     "train": "Train a recipe of any task: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
     "evaluate": "Evaluate a model on a labeled set: lambdanets evaluate MODEL [--data DATA].",
     "predict": "Classify, detect or segment in image files: lambdanets predict MODEL IMAGES...",
-    "explain": "Show what lambda layers look at in an image: lambdanets explain CHECKPOINT IMAGE --out FOLDER.",
+    "explain": "Show what lambda layers look at in an image: lambdanets explain MODEL IMAGE --out FOLDER.",
     "demo": "Try models on images in the browser, on this machine: lambdanets demo [MODELS...].",
     "adopt": "Replace the lambda layers of a timm model and save it: lambdanets adopt MODEL --out FOLDER.",
-    "export": "Export a trained model to ONNX, OpenVINO or torch.export: lambdanets export RUN --out FILE.",
+    "export": "Export a trained model to ONNX, OpenVINO or torch.export: lambdanets export MODEL --out FILE.",
     "shard": "Write a dataset as WebDataset shards, verify or index shards: lambdanets shard DATA OUT.",
     "pseudo-label": "Pseudo-label images with a teacher: lambdanets pseudo-label TEACHER SHARDS OUT.",
     "report": "Compare detection runs as in the paper's Table 14: lambdanets report RUNS...",
@@ -44,17 +44,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with signals.handle_signals(), explain_missing_extras():
             return _run(arguments)
-    except InputError as error:
-        return _fail(str(error))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        echo(*(f"stopped; {note}" for note in getattr(error, "__notes__", ())), file=sys.stderr)
         return signals.EXIT_CODE
     except BrokenPipeError:  # the reader of standard output, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (OSError, MemoryError, RuntimeError) as error:
+    except (InputError, OSError, MemoryError, RuntimeError) as error:
         if (description := describe_failure(error)) is None:
             raise
-        return _fail(description)
+        echo("; ".join([f"lambdanets: {description}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        return 2
 
 
 def _run(arguments: list[str]) -> int:
@@ -67,14 +67,7 @@ def _run(arguments: list[str]) -> int:
         echo(f"lambdanets {__version__}")
         return 0
     command = arguments[0]
-    if command not in COMMANDS:
-        known = [*COMMANDS, "--help", "--version"]
-        raise InputError(f"command must be one of {', '.join(COMMANDS)}, got {command!r}{nearest_hint(command, known)}")
+    check_choice("command", command, COMMANDS, ("--help", "--version"))
     module = command.replace("-", "_")
     package = "lambdanets" if importlib.util.find_spec(f"lambdanets.cli.{module}") else "lambdanets_lab"
     return importlib.import_module(f"{package}.cli.{module}").main(arguments[1:])
-
-
-def _fail(message: str) -> int:
-    echo(f"lambdanets: {message}", file=sys.stderr)
-    return 2

@@ -17,7 +17,7 @@ class Adopt:
     Outputs are compared: of each layer in float64, with that of timm, and of the network with the saved one.
     """
 
-    source: Annotated[str, POSITIONAL]
+    model: Annotated[str, POSITIONAL]
     """timm model, such as lambda_resnet26t, hf-hub:USER/NAME, or a folder in timm's hub format."""
     out: Path
     """Folder for config.json, model.safetensors and README.md, in timm's hub format."""
@@ -35,14 +35,14 @@ def main(arguments: list[str]) -> int:
     from lambdanets.models.factory import ADOPTED_PREFIX, create_model
     from lambdanets.models.weights import weights_in
 
-    name = options.source.removeprefix(ADOPTED_PREFIX)
+    name = options.model.removeprefix(ADOPTED_PREFIX)
     # a folder without weights hides no architecture
-    if ":" in name or "/" in name or weights_in(Path(options.source)):
-        model: Any = load(options.source, device="cpu")
+    if ":" in name or "/" in name or weights_in(Path(options.model)):
+        model: Any = load(options.model, device="cpu")
     else:
         model = create_model(ADOPTED_PREFIX + name, options.pretrained)
     if not (layers := adopted_layers(getattr(model, "model", model))):  # of a classifier, its network
-        raise InputError(f"{options.source} must contain lambda layers that adopt knows, got none")
+        raise InputError(f"{options.model} must contain lambda layers that adopt knows, got none")
     save_pretrained(model, options.out)
     echo(*(f"{name}: replaced; same outputs" for name in layers))
     commands = "evaluate --data DATA | predict | train --weights"

@@ -3,11 +3,10 @@
 import contextlib
 from inspect import signature
 from pathlib import Path
-from typing import Annotated
 
 from pydantic import PositiveInt
 
-from lambdanets.cli.options import POSITIONAL, options_of_task, parse
+from lambdanets.cli.options import Device, Model, options_of_task, parse
 from lambdanets.cli.predict import report_unreadable
 from lambdanets.records import Workers, record
 from lambdanets.terminal import echo
@@ -21,8 +20,7 @@ class EvaluateOptions:
     Top-1 accuracy of a classifier, average precision (AP) of a detector, Dice, IoU and boundary F1 of a segmenter.
     """
 
-    model: Annotated[str, POSITIONAL]
-    """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
+    model: Model
     data: str | None = None
     """Labeled images; by default those of the run. For a classifier, a dataset with the same classes: its validation
     split, or all images if it has none. For others, a COCO-format JSON file of instances with the same categories."""
@@ -36,8 +34,7 @@ class EvaluateOptions:
     """Images per forward pass; by default 1, and 32 for a classifier."""
     workers: Workers = 0
     """Data loading worker processes; 0 loads in the main process."""
-    device: str | None = None
-    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
+    device: Device = None
 
 
 def main(arguments: list[str]) -> int:

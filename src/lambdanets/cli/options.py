@@ -13,13 +13,17 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import first_error
 
 Options = TypeVar("Options")
 POSITIONAL = "positional"  # annotation of a field that is given without its name
+_MODEL = "Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."
+Model = Annotated[str, POSITIONAL, Field(description=_MODEL)]
+_DEVICE = "cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."
+Device = Annotated[str | None, Field(description=_DEVICE)]
 
 
 def program() -> str:
@@ -40,8 +44,7 @@ def parse(options: type[Options], arguments: Sequence[str], command: str) -> Opt
     Raises InputError for invalid ones.
     """
     description = inspect.cleandoc(options.__doc__ or "")
-    parsed: Options = parse_all((options,), arguments, prog=f"lambdanets {command}", description=description)[0]
-    return parsed
+    return parse_all((options,), arguments, prog=f"lambdanets {command}", description=description)[0]
 
 
 def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, description: str) -> list[Any]:

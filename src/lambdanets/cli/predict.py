@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from lambdanets.cli.options import POSITIONAL, options_of_task, parse
+from lambdanets.cli.options import POSITIONAL, Device, Model, options_of_task, parse
 from lambdanets.errors import InputError
 from lambdanets.progress import track
 from lambdanets.records import Fraction, TileSize, record
 from lambdanets.signals import resumable
-from lambdanets.terminal import echo
+from lambdanets.terminal import echo, plural
 from lambdanets.work import PARTIAL, Journal, WorkFolder, check_new_file, locked, open_journal
 
 if TYPE_CHECKING:
     from lambdanets.inference.predictor import Predictor
 
-_JOURNAL = f"predictions{PARTIAL}"  # in output folders
+_JOURNAL = f"predictions{PARTIAL}"  # in output folders, with the identity of the work in its first line
 _OF_SOME_TASKS = ("top", "score", "figures", "tile_size")  # options
 _MAX_STEM = 50  # characters of an image's name in the names of its files, which are limited to 255 bytes
 
@@ -35,8 +35,7 @@ class PredictOptions:
     which pixels of class i have the value i, and the background has 0.
     """
 
-    model: Annotated[str, POSITIONAL]
-    """Run folder, weight file, hub folder, hf-hub:USER/NAME, or the name of a trained model, such as digits."""
+    model: Model
     images: Annotated[tuple[str, ...], POSITIONAL] = ()
     """Image files and folders."""
     out: Path | None = None
@@ -60,15 +59,14 @@ class PredictOptions:
     """Detection and segmentation: side in pixels of overlapping tiles for images of more than two tiles; 0 for no
     tiles; by default the model's, if it has one. A segmentation without tiles needs about 0.5 GB of memory per
     megapixel."""
-    device: str | None = None
-    """cpu, cuda, or one GPU such as cuda:1; the GPU, if there is one, by default."""
+    device: Device = None
 
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets predict` and return its exit code."""
     options = parse(PredictOptions, arguments, "predict")
-    if options.out is not None:
-        _folder(options.out).is_started() if options.out.is_dir() else check_new_file(options.out)
+    if (out := options.out) is not None:
+        WorkFolder(out, file=_JOURNAL).is_started() if out.is_dir() else check_new_file(out)
     if not options.images:
         raise InputError("IMAGES must be at least one file or folder, got none")
     from lambdanets.data.image_search import describe_left_out, find_images
@@ -90,10 +88,10 @@ def main(arguments: list[str]) -> int:
         reading["tile_size"] = task_options["tile_size"]
     images_hash = hashlib.sha256("\n".join(map(str, found.paths)).encode("utf-8", "surrogateescape")).hexdigest()
     identity = {"weights": weights.sha256()} | task_options | reading | {"images": images_hash}
-    out = options.out or Path(predictor.default_out)
+    out = out or Path(predictor.default_out)
     with (
         _open_output(out, is_file=bool(Path(predictor.default_out).suffix)) as path,
-        resumable(f"finished images are saved in {path}"),
+        resumable(f"finished images are saved in {path}; run the same command to resume", path),
         open_journal(path, identity) as journal,
     ):
         _predict(predictor, found.paths, journal, out, task_options, batch_size=options.batch_size, **reading)
@@ -111,12 +109,8 @@ def _open_output(out: Path, *, is_file: bool) -> Iterator[Path]:
             check_new_file(out)  # another process may have written it in the meantime
             yield out.with_name(out.name + PARTIAL)
     else:
-        with _folder(out).open():
+        with WorkFolder(out, file=_JOURNAL).open():
             yield out / _JOURNAL
-
-
-def _folder(out: Path) -> WorkFolder:
-    return WorkFolder(out, file=_JOURNAL)  # which has the identity in its first line
 
 
 def _predict(
@@ -134,7 +128,7 @@ def _predict(
     width = min(max(len(str(path)) for path in paths), 60)
     done = {row["path"] for row in journal.entries}
     if done:
-        echo(f"resuming: {len(done)} of {len(paths)} images are done", file=sys.stderr)
+        echo(f"resuming: {len(done)} of {plural(len(paths), 'image')} done", file=sys.stderr)
     remaining = [path for path in paths if str(path) not in done]
     unreadable: list[str] = []
     predictions = predictor.predict_files(remaining, unreadable, **reading)
@@ -147,7 +141,7 @@ def _predict(
     finally:
         report_unreadable(unreadable)
     if not journal.entries:
-        raise InputError(f"none of the {len(paths)} images could be read")
+        raise InputError(f"0 of {plural(len(paths), 'image')} could be read")
     echo(f"{predictor.finish(journal.entries, out, options)}, written to {out}")
 
 
@@ -155,4 +149,4 @@ def report_unreadable(unreadable: Sequence[str]) -> None:
     """Print how many images were skipped, and why."""
     if unreadable:
         lines = (f"  {message}" for message in unreadable)
-        echo(f"skipped {len(unreadable)} unreadable images:", *lines, file=sys.stderr)
+        echo(f"skipped {plural(len(unreadable), 'unreadable image')}:", *lines, file=sys.stderr)

@@ -1,12 +1,9 @@
 """`lambdanets train`: trains a recipe of any task."""
 
 import argparse
-import contextlib
 import shlex
-import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +13,12 @@ from pydantic import PositiveInt
 
 from lambdanets.cli.options import parse_all, program
 from lambdanets.cli.predict import report_unreadable
-from lambdanets.errors import InputError, describe_failure, is_out_of_memory
+from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
 from lambdanets.records import record
 from lambdanets.registry import TASKS
-from lambdanets.signals import uninterrupted
-from lambdanets.terminal import echo
+from lambdanets.signals import resumable, uninterrupted
+from lambdanets.terminal import echo, plural
 from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
 
 # Fields of --quicktest, as far as a recipe has them.
@@ -73,13 +70,14 @@ def main(arguments: list[str]) -> int:
     if world.world_size > 1 and folder == default:
         raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
     file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
-    with report_errors(f"{program()} train {file}--resume {shlex.quote(str(folder))}", folder / RECIPE):
+    how = f"resume with: {program()} train {file}--resume {shlex.quote(str(folder))}"
+    with resumable(how, folder / RECIPE) if world.is_rank_zero else uninterrupted():
         result = run.start(recipe, folder)
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
         echo(
             f"{result['model_name']}, {result['parameters']:,} parameters, on {result['data']}",
-            f"trained {result['epochs']} epochs in {result['seconds']:.0f} s, "
+            f"trained {plural(result['epochs'], 'epoch')} in {result['seconds']:.0f} s, "
             f"{result['images_per_second']:.1f} images/s",
             f"weights: {folder / 'weights.safetensors'}",
             *(f"{file.stem.replace('_', ' ')}: {file}" for file in sorted(folder.glob("*.png"))),
@@ -145,24 +143,3 @@ def _describe_recipes() -> str:
             if variants := list_variants(name):
                 lines.append(textwrap.fill(", ".join(variants), 100, initial_indent="    ", subsequent_indent="    "))
     return "\n".join([*lines, "", "lambdanets train RECIPE --help lists the options of its task."])
-
-
-@contextlib.contextmanager
-def report_errors(command: str, started: Path) -> Iterator[None]:
-    """Add the command that resumes training, if the file `started` exists, to errors that stop it."""
-    from lambdanets.training.distributed import get_world
-
-    try:
-        with uninterrupted():
-            yield
-    except KeyboardInterrupt:
-        if get_world().is_rank_zero:
-            echo(f"stopped{f'; resume with: {command}' if started.is_file() else ''}", file=sys.stderr)
-        raise KeyboardInterrupt from None
-    except (OSError, MemoryError, RuntimeError) as error:
-        if (description := describe_failure(error)) is None:
-            raise
-        if is_out_of_memory(error):
-            description = "out of memory; run the same command with a smaller --micro-batch, or free memory"
-        advice = f"; once fixed, resume with: {command}" if started.is_file() else ""
-        raise InputError(f"{description}{advice}") from error

@@ -21,7 +21,7 @@ from lambdanets.data.images import UnreadableImage
 from lambdanets.data.order import BatchSlice, Key, Order, derive_seeds
 from lambdanets.errors import InputError, one_line
 from lambdanets.signals import SIGNALS
-from lambdanets.terminal import echo
+from lambdanets.terminal import echo, plural
 
 _KILL_AFTER = 3.0  # seconds after which workers that have not exited are killed
 
@@ -164,7 +164,7 @@ class Batches(AbstractContextManager["Batches"]):
         if state["steps_per_epoch"] != self.steps_per_epoch:
             raise InputError(
                 f"steps per epoch must be {state['steps_per_epoch']}, as before, got {self.steps_per_epoch} "
-                f"with {ranks} ranks and {parts} accumulation steps; use fewer"
+                f"with {plural(ranks, 'rank')} and {plural(parts, 'accumulation step')}; use fewer"
             )
         self._order.num_done = state["steps"] * parts
 

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from lambdanets.errors import InputError
+from lambdanets.terminal import plural
 
 WINDOW = 8  # number of shards that are open at a time and shuffled together, for example 8 x 10,000 images
 
@@ -54,8 +55,8 @@ class Order:
             raise InputError(f"number of {kind} images must be at least {min_images}, got {len(images)}")
         if batch_size < min_images:
             raise InputError(
-                f"batch_size must be at least {min_images} for {batch_slice.world_size} ranks and "
-                f"{batch_slice.accumulation_steps} accumulation steps, got {batch_size}"
+                f"batch_size must be at least {min_images} for {plural(batch_slice.world_size, 'rank')} and "
+                f"{plural(batch_slice.accumulation_steps, 'accumulation step')}, got {batch_size}"
             )
         self.num_images, self.batch_size, self.batch_slice = len(images), batch_size, batch_slice
         full_steps, remainder = divmod(len(images), batch_size)

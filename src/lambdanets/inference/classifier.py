@@ -23,6 +23,7 @@ from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
 from lambdanets.records import check
+from lambdanets.terminal import plural
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -155,7 +156,7 @@ class Classifier(Predictor):
             scores={"top1": round(top1, 6), "validation_images": len(labels)},
             metrics={"loss": float(losses.mean()), "top1": top1},
             lines=[f"top-1 {top1:.4f}"],
-            counts=f"{len(labels)} images, {int(correct.sum())} correct",
+            counts=f"{plural(len(labels), 'image')}, {int(correct.sum())} correct",
             classes=self.classes,
             labels=labels,
             predicted=predicted,

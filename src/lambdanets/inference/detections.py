@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.coco.segmentations import CroppedMask
+from lambdanets.terminal import plural
 
 MASK_THRESHOLD = 0.5  # pixels with a higher probability are in the mask
 MIN_SCORE = 0.5  # objects with lower scores are neither drawn nor counted
@@ -94,7 +95,7 @@ class Detections:
     def __repr__(self) -> str:
         objects = zip(self.class_names, self.scores.tolist(), strict=True)
         shown = [f"{name} {score:.3f}" for name, score in islice(objects, 3)]
-        return f"Detections({', '.join([f'{len(self)} objects', *shown])}{', ...' if len(self) > 3 else ''})"
+        return f"Detections({', '.join([plural(len(self), 'object'), *shown])}{', ...' if len(self) > 3 else ''})"
 
 
 def _crop(mask: np.ndarray) -> CroppedMask:

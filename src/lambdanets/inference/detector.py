@@ -32,7 +32,7 @@ from lambdanets.inference.predictor import save_image
 from lambdanets.inference.tiles import drop_duplicates, is_cut, tile_batches
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import write_json
-from lambdanets.terminal import csv_table
+from lambdanets.terminal import csv_table, plural
 
 
 class Detector(CocoPredictor):
@@ -110,7 +110,7 @@ class Detector(CocoPredictor):
         return row
 
     def describe(self, row: Mapping[str, Any]) -> str:
-        return f"{len(row['objects'])} objects"
+        return plural(len(row["objects"]), "object")
 
     def finish(self, rows: Sequence[Mapping[str, Any]], out: Path, options: Mapping[str, Any]) -> str:
         """Write images.json, results.json and objects.csv."""
@@ -126,8 +126,9 @@ class Detector(CocoPredictor):
         table = [[each[column] for column in COLUMNS] for each in objects]
         atomic_write(out / "objects.csv", encode_utf8(csv_table([COLUMNS, *table])))
         return (
-            f"{len(objects)} objects with a score of at least {options['score']:g}, not completely covered by others, "
-            f"in {len(images)} images; {len(results)} detections of any score in results.json"
+            f"{plural(len(objects), 'object')} with a score of at least {options['score']:g}, not completely covered "
+            f"by others, in {plural(len(images), 'image')}; {plural(len(results), 'detection')} of any score in "
+            "results.json"
         )
 
     def measure(self, batch: Batch) -> list[Any]:
@@ -150,7 +151,7 @@ class Detector(CocoPredictor):
             lines=[
                 "  ".join([label, *(f"{name} {format_score(x)}" for name, x in row.items())]) for label, row in rows
             ],
-            counts=f"{len(measures)} images, {len(results)} detections",
+            counts=f"{plural(len(measures), 'image')}, {plural(len(results), 'detection')}",
         )
 
     def write_evaluation(self, evaluation: Evaluation, folder: Path) -> None:

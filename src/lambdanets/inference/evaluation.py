@@ -76,5 +76,4 @@ def evaluate(
     elif device is not None:
         model.to(device)
     passed = {name: os.fspath(path) for name, path in {"data": data, **options}.items() if path is not None}
-    evaluation: Evaluation = model.evaluator(**passed).evaluate(batch_size=batch_size, workers=workers)
-    return evaluation
+    return model.evaluator(**passed).evaluate(batch_size=batch_size, workers=workers)

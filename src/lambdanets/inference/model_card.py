@@ -7,7 +7,8 @@ before it is used, so that recipes do not.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,7 +19,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.records import Several, TileSize, parse_json, record, reraise_as_input_error, shared_fields
-from lambdanets.registry import TASKS, task_entry
+from lambdanets.registry import task_entry
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -108,8 +109,10 @@ class ModelCard(Architecture):
         """
         from lambdanets.models.weights import packaged_models
 
-        entry, known = task_entry(self.recipe.get("task", self.task)), {"digits", *packaged_models()}
-        private = resolve_name(entry.recipe).PATHS if entry else self.recipe  # of a task that is not installed here
+        known = {"digits", *packaged_models()}
+        private: Collection[str] = self.recipe
+        with suppress(InputError):  # of a task that is not installed here
+            private = resolve_name(task_entry(self.recipe.get("task", self.task), "the card").recipe).PATHS
         public = {
             name: value
             for name, value in self.recipe.items()
@@ -179,9 +182,7 @@ def read_card(source: str | Path, metadata: Mapping[str, Any]) -> ModelCard:
     """
     content, problem = metadata["lambdanets"], f"{source} has no valid model card"
     fields = parse_json(content, dict[str, Any], problem)
-    if (entry := task_entry(fields.get("task"))) is None:
-        raise InputError(f"{source} must be a model of a task in {', '.join(TASKS)}, got one of {fields.get('task')!r}")
-    card_type: type[ModelCard] = resolve_name(entry.predictor).card_type
+    card_type: type[ModelCard] = resolve_name(task_entry(fields.get("task"), source).predictor).card_type
     for kind, stored in ((card_type, fields), (Preprocessing, fields.get("preprocessing"))):
         for field in dataclasses.fields(kind):
             if isinstance(stored, dict) and field.name not in {*stored, "held_out"}:

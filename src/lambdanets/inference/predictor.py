@@ -26,6 +26,7 @@ from lambdanets.files import atomic_open, atomic_write
 from lambdanets.inference.model_card import ModelCard
 from lambdanets.progress import track
 from lambdanets.records import check, write_json
+from lambdanets.terminal import plural
 from lambdanets.work import encode_line
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ class Predictor(ABC):
         By default `out` is a file with one line of JSON per image.
         """
         atomic_write(out, b"".join(map(encode_line, rows)))
-        return f"{len(rows)} images"
+        return plural(len(rows), "image")
 
     @abstractmethod
     def evaluator(self, *args: Any, **options: Any) -> Self:
@@ -237,7 +238,7 @@ class Predictor(ABC):
                 unreadable += batch.unreadable
                 measures += self.measure(batch)
         if not measures:
-            raise InputError(f"none of the {len(self.images)} images could be read; the first: {unreadable[0]}")
+            raise InputError(f"0 of {plural(len(self.images), 'image')} could be read; the first: {unreadable[0]}")
         return replace(self.score(measures), measures=measures, unreadable=unreadable)
 
     # Training validates with these three: images are measured in one process or in several; a score takes all measures.

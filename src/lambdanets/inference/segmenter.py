@@ -22,7 +22,7 @@ from lambdanets.inference.predictor import save_image
 from lambdanets.inference.segmentation_scores import SCORES, count_image, summarize
 from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
-from lambdanets.terminal import csv_table, text_table
+from lambdanets.terminal import csv_table, plural, text_table
 
 COLUMNS = ("image", "label", "class", "pixels", "fraction")  # of classes.csv
 
@@ -111,7 +111,7 @@ class Segmenter(CocoPredictor):
             for label, (name, pixels) in enumerate(zip(self.classes, row["pixels"], strict=True))
         ]
         atomic_write(out / "classes.csv", encode_utf8(csv_table([COLUMNS, *table])))
-        return f"{len(rows)} images"
+        return plural(len(rows), "image")
 
     # images differ in size, and --compile would compile the model again for many sizes
     @torch.compiler.set_stance("force_eager")
@@ -131,7 +131,7 @@ class Segmenter(CocoPredictor):
             scores={**scores, "images": len(measures)},
             metrics={name: scores[name] for name in SCORES},
             lines=text_table([["class", *SCORES], *table]).splitlines(),
-            counts=f"{len(measures)} images",
+            counts=plural(len(measures), "image"),
         )
 
     def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from timm.models import adapt_input_conv, build_model_with_cfg, model_entrypoint
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
@@ -62,10 +63,10 @@ def create_model(
     the model.
     """
     full_name, name = name, name.removeprefix(ADOPTED_PREFIX)
-    timm_name = name
+    architecture = timm_name = name
     if ":" in name:
         folder = local_path(name)
-        read_hub_config(folder)
+        architecture = read_hub_config(folder)[1]
         timm_name = f"local-dir:{folder}"
     else:
         check_architecture(name)
@@ -88,6 +89,10 @@ def create_model(
     try:
         model = timm.create_model(timm_name, pretrained=pretrained is True, num_classes=num_classes, **overrides)
     except Exception as error:  # timm's constructors and loaders raise many types of exceptions
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown and unknown[1] in overrides:
+            hint = nearest_hint(unknown[1], _option_names(architecture))
+            raise InputError(f"{name} has no option {unknown[1]!r}{hint}") from error
         options = f" with {overrides}" if overrides else ""
         raise InputError(f"{name} cannot be built{options}: {one_line(error)}") from error
     adopts = full_name != name or (":" in name and foreign_layers(model))
@@ -111,6 +116,15 @@ def create_model(
     if adopts:
         adopt(model)
     return model
+
+
+def _option_names(name: str) -> set[str]:
+    """Return the names of the arguments of a model: of its function, its class and the base classes."""
+    with torch.device("meta"):
+        network = type(timm.create_model(name))
+    callables = (model_entrypoint(name), *network.__mro__[:-1])  # without object
+    names = {parameter for each in callables for parameter in inspect.signature(each).parameters}
+    return {*names, *getattr(network, "LAYER_OPTIONS", ())}
 
 
 def check_architecture(name: str, options: Iterable[str] = ()) -> None:

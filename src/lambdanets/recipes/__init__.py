@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lambdanets.errors import InputError, nearest_hint, one_line
+from lambdanets.errors import InputError, check_choice, one_line
 from lambdanets.registry import RECIPE_PACKAGES
 from lambdanets.training.recipe import TrainingRecipe
 
@@ -31,12 +31,12 @@ def find_recipe(name: str) -> Any:
     """Return a recipe or variant by name, or the `recipe` that is assigned in a Python file."""
     if name.lower().endswith(".py"):
         return _run_file(name)
+    modules = _modules()
     recipes: dict[str, Any] = {}
-    for each, module in _modules().items():
-        recipes |= dict(zip(list_variants(each), getattr(module, "recipes", {}).values(), strict=True))
+    for each, module in modules.items():
+        recipes |= {f"{each}_{suffix}": recipe for suffix, recipe in getattr(module, "recipes", {}).items()}
         recipes[each] = module.recipe
-    if name not in recipes:
-        raise InputError(f"recipe must be one of {', '.join(_modules())}, got {name!r}{nearest_hint(name, recipes)}")
+    check_choice("recipe", name, modules, recipes)
     return recipes[name]
 
 

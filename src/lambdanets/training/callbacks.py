@@ -3,9 +3,9 @@
 import math
 import time
 from pathlib import Path
+from statistics import fmean, harmonic_mean
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -27,16 +27,16 @@ LAST, BEST = "last.ckpt", "best.ckpt"
 METRICS = "metrics.csv"
 COLUMNS = ("step", "epoch", "split")
 SPEED = ("images_per_second", "waiting_share", "process_gib", "gpu_gib")
-STEPS_PER_ROW = 10
+STEPS_PER_ROW = 10  # about: the rows of an epoch have the same length, since a mean over fewer steps looks like a jump
 
 
 class RunLog(Callback):
     """The log of all ranks: metrics.csv, TensorBoard, progress, a printed line per epoch, and unreadable images.
 
-    A training row is the mean of STEPS_PER_ROW steps, a validation row ends an epoch. The columns are step, epoch,
-    split, the task's metrics, images per second over all ranks, the share of the time spent waiting for data, and the
-    memory of rank 0. On a GPU, only a row and a checkpoint wait for its steps. Rows are stored in checkpoints: a
-    resumed run has each step once.
+    A training row is the mean of about STEPS_PER_ROW steps, a validation row ends an epoch. The columns are step,
+    epoch, split, the task's metrics, images per second over all ranks, the share of the time spent waiting for data,
+    and the memory of rank 0. On a GPU, only a row and a checkpoint wait for its steps. Rows are stored in checkpoints:
+    a resumed run has each step once.
 
     unreadable: one message per skipped image, over all ranks; with more than the recipe's limit the run stops.
     """
@@ -95,11 +95,11 @@ class RunLog(Callback):
         if module.ends_step:
             self._images += batch.step_images
             self._progress.update()
-            if trainer.global_step % STEPS_PER_ROW == 0:
+            rows = max(1, round(module.steps_per_epoch / STEPS_PER_ROW))  # of an epoch
+            if trainer.global_step * rows % module.steps_per_epoch < rows:
                 self._add_training_row(trainer, module)
 
     def on_validation_epoch_start(self, trainer: Trainer, module: TrainingModule) -> None:
-        self._add_training_row(trainer, module)
         if not self.rows:
             reason = min(self.unreadable, default="the images are too small")
             raise InputError(f"no training batch had images that can be trained on: {reason}")
@@ -124,17 +124,14 @@ class RunLog(Callback):
             echo(f"{epoch}  loss {loss:.3f}  {metrics}  {speed:.0f} images/s{end}")
 
     def _means_of_epoch(self, first_step: int) -> tuple[float, float, float]:
-        """Return the loss, the images per second and the waiting share of the steps after `first_step`."""
-        losses, speeds, waiting = (
-            np.array([row for row in self.points("train", name) if row[0] > first_step])
+        """Return loss, images per second and waiting share of the rows after `first_step`, which are equally long."""
+        losses, speeds, shares = (
+            [value for step, value in self.points("train", name) if step > first_step]
             for name in ("loss", "images_per_second", "waiting_share")
         )
-        if not len(losses):  # all images of the epoch were left out
+        if not losses:  # all images of the epoch were left out
             return math.nan, 0.0, 0.0
-        steps = np.diff(losses[:, 0], prepend=first_step)  # of each row
-        seconds = steps / speeds[:, 1]  # as multiples of the same number of images
-        loss, share = np.average(losses[:, 1], weights=steps), np.average(waiting[:, 1], weights=seconds)
-        return float(loss), float(steps.sum() / seconds.sum()), float(share)
+        return fmean(losses), harmonic_mean(speeds), fmean(shares, [1 / speed for speed in speeds])
 
     def _gather(self) -> list[float]:
         """Collect the messages of all ranks; return the sums over ranks. On a GPU, this waits for its steps."""
@@ -258,9 +255,7 @@ class Checkpoints(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         trainer.save_checkpoint(self.folder / LAST)
-
-    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        if self._is_signaled():  # in the last validation
+        if self._is_signaled():  # in the validation
             raise Interrupted
 
     def _is_signaled(self) -> bool:

@@ -1,6 +1,7 @@
 """Checkpoint files: written atomically; found when a run resumes, and compared with the run."""
 
 import io
+import json
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write
-from lambdanets.inference.model_card import read_card
 from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.training.callbacks import BEST, LAST, Checkpoints
 from lambdanets.training.recipe import parse_recipe
@@ -43,9 +43,9 @@ def find_resumable(folder: Path, task: Task) -> Path | None:
         with zipfile.ZipFile(path) as archive:
             if member := archive.testzip():  # torch.load does not verify checksums
                 raise InputError(f"the checksum of {member} in it is wrong")
-        saved = parse_recipe(read_card(path, state).recipe, path)
+        saved = parse_recipe(json.loads(state["lambdanets"])["recipe"], path)  # of the model card
         fingerprint = state["callbacks"][Checkpoints.state_key]["data"]
-    except (InputError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is damaged: {one_line(error)}; {advice}") from error
     if saved.identity() != task.recipe.identity():
         raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")

@@ -15,7 +15,7 @@ from lambdanets.data.batches import Batch
 from lambdanets.data.order import BatchSlice
 from lambdanets.device import best_device, free_memory
 from lambdanets.errors import InputError, is_out_of_memory, one_line
-from lambdanets.terminal import echo
+from lambdanets.terminal import echo, plural
 from lambdanets.training.distributed import World, all_gather_lists
 from lambdanets.training.task import Task
 
@@ -120,7 +120,7 @@ def choose_micro_batch(task: Task, world: World) -> BatchSlice:
     free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
     largest = min(all_gather_lists([largest_micro_batch(trial, requested, free)]))
     if largest < requested and world.is_rank_zero:
-        note = f"a micro-batch of {requested} images does not fit into memory: using {largest}"
+        note = f"a micro-batch of {plural(requested, 'image')} does not fit into memory: using {largest}"
         echo(note, file=sys.stderr)
     # no micro-batch has fewer images than the smallest; if possible, none has more than the largest
     steps = max(1, min(-(-most // largest), fewest // smallest))

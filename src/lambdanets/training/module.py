@@ -145,18 +145,17 @@ def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int
     warmup_steps = round(recipe.warmup_epochs * steps_per_epoch)
     num_steps = recipe.epochs * steps_per_epoch
 
-    def cosine(step: int) -> float:
-        progress = (step - warmup_steps) / max(num_steps - warmup_steps, 1)
-        return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    def factor(step: int) -> float:
+        if step < warmup_steps:
+            return (step + 1) / warmup_steps
+        if recipe.schedule == "cosine":
+            progress = (step - warmup_steps) / max(num_steps - warmup_steps, 1)
+            return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+        if recipe.schedule == "staircase":
+            return recipe.decay ** int((step - warmup_steps) / (recipe.decay_epochs * steps_per_epoch))
+        return 0.1 ** sum(step >= fraction * num_steps for fraction in (0.9, 0.95, 0.975))  # late_steps
 
-    def staircase(step: int) -> float:
-        return recipe.decay ** int((step - warmup_steps) / (recipe.decay_epochs * steps_per_epoch))
-
-    def late_steps(step: int) -> float:
-        return 0.1 ** sum(step >= fraction * num_steps for fraction in (0.9, 0.95, 0.975))
-
-    schedule = {"cosine": cosine, "staircase": staircase, "late_steps": late_steps}[recipe.schedule]
-    return lambda step: (step + 1) / warmup_steps if step < warmup_steps else schedule(step)
+    return factor
 
 
 class EMA(WeightAveraging):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -13,15 +13,10 @@ from lambdanets.inference.model_card import Architecture
 from lambdanets.records import Count, Decay, Seed, Workers, parse_json, record, reraise_as_input_error
 from lambdanets.registry import TASKS, task_entry
 
-if TYPE_CHECKING:
-    from lambdanets.training.task import Task
-
-
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
 Optimizer = Literal["sgd", "rmsprop", "adamw"]  # keys of OPTIMIZERS
 Schedule = Literal["cosine", "staircase", "late_steps"]  # of make_schedule in module.py
 NonNegative = Annotated[float, Field(ge=0, le=1e30)]  # larger ones overflow in float32
-
 
 # Names in timm: its "sgd" has Nesterov momentum and "momentum" has not; its "rmsprop" is PyTorch's, not TensorFlow's.
 OPTIMIZERS = {"sgd": "momentum", "rmsprop": "rmsproptf", "adamw": "adamw"}
@@ -98,7 +93,7 @@ class TrainingRecipe(Architecture):
         return {name: value for name, value in self.fields().items() if name not in omitted}
 
 
-def task_class(recipe: TrainingRecipe) -> "type[Task]":
+def task_class(recipe: TrainingRecipe) -> Any:
     """Return the Task class for a recipe."""
     return resolve_name(TASKS[recipe.task].implementation)
 
@@ -126,7 +121,6 @@ def parse_recipe(fields: dict[str, Any], source: Path) -> TrainingRecipe:
 
     Raises InputError for an unknown task, an unknown field, or a value of the wrong type or out of range.
     """
-    if (entry := task_entry(fields.get("task"))) is None:
-        raise InputError(f"task in {source} must be one of {', '.join(TASKS)}, got {fields.get('task')!r}")
+    recipe_class = resolve_name(task_entry(fields.get("task"), source).recipe)
     with reraise_as_input_error(str(source)):
-        return resolve_name(entry.recipe)(**{name: value for name, value in fields.items() if name != "task"})
+        return recipe_class(**{name: value for name, value in fields.items() if name != "task"})

@@ -4,6 +4,7 @@ import logging
 import sys
 import timeit
 import warnings
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
@@ -27,7 +28,7 @@ from lambdanets.models.factory import list_models
 from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals, uninterrupted
-from lambdanets.terminal import echo
+from lambdanets.terminal import echo, plural
 from lambdanets.training.callbacks import BEST, Checkpoints, Interrupted, RunLog
 from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
@@ -61,7 +62,7 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         # A finished run reads no paths, and the weights of a resumed one are in its checkpoint: others would silently
         # not be used. It reads its data, and recognizes it even if it was moved.
         identity = recipe.identity(*(recipe.PATHS if finished else ("weights",)))
-        run_folder = WorkFolder(folder, identity, RECIPE)
+        run_folder = WorkFolder(folder, identity, RECIPE, lambda file: read_recipe(file).fields())
         if finished:  # the folder may be read-only
             broadcast_from_rank_zero(run_folder.is_started)
             if world.is_rank_zero:
@@ -95,9 +96,9 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
         rows = {
             "data": f"{len(task.training):,} training and {len(task.validation):,} validation images ({task.source})",
             "model": f"{recipe.model}, {parameters / 1e6:.1f} M parameters",
-            "steps": f"{steps:,} per epoch, {steps * recipe.epochs:,} in {recipe.epochs} epochs; "
-            f"{images_per_step:,} images per step",
-            "memory": f"micro-batches of {micro_batch} images fit, {accumulation} per step{ranks}",
+            "steps": f"{steps:,} per epoch, {steps * recipe.epochs:,} in {plural(recipe.epochs, 'epoch')}; "
+            f"{plural(images_per_step, 'image')} per step",
+            "memory": f"micro-batches of {plural(micro_batch, 'image')} fit, {accumulation} per step{ranks}",
             "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({device}, {recipe.precision})",
             "time": f"{timedelta(seconds=round(seconds * steps * recipe.epochs))} without data loading and validation",
         }
@@ -131,9 +132,9 @@ def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> Traini
     """
 
     def resolve() -> TrainingRecipe:
-        for name in recipe.PATHS:
-            if getattr(recipe, name) == "":
-                raise InputError(f"{name} must be given; set it with --{name.replace('_', '-')} PATH")
+        if missing := [name for name in recipe.PATHS if getattr(recipe, name) == ""]:
+            options = " ".join(f"--{name.replace('_', '-')} PATH" for name in missing)
+            raise InputError(f"{', '.join(missing)} must be given; add {options}")
         stored = recipe
         if folder is not None and (folder / RECIPE).is_file():
             stored = read_recipe(folder / RECIPE)
@@ -143,7 +144,7 @@ def resolve_recipe(recipe: TrainingRecipe, folder: Path | None = None) -> Traini
             precision = "bf16-mixed" if on_gpu else "32-true"
         micro_batch = recipe.micro_batch or stored.micro_batch
         known = replace(recipe, precision=precision, micro_batch=micro_batch)
-        resolved: TrainingRecipe = task_class(recipe).resolve(known)
+        resolved = task_class(recipe).resolve(known)
         if not resolved.model:
             raise InputError("model must be given; set --model, such as lambda_resnet50, or --weights of a classifier")
         return resolved
@@ -174,9 +175,6 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
     needs_gpu = recipe.precision == "16-mixed" or (recipe.sync_batch_norm and world.world_size > 1)
     if needs_gpu and best_device().type == "cpu":
         raise InputError("precision 16-mixed and sync_batch_norm need a GPU, but PyTorch finds none")
-    on_avx2 = best_device().type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
-    if recipe.precision == "bf16-mixed" and on_avx2 and world.is_rank_zero:
-        echo("precision bf16-mixed is several times as slow as 32-true on a processor without AVX-512", file=sys.stderr)
     task = task_class(recipe)(recipe)
     if (count := len(task.validation)) < (ranks := world.world_size):
         raise InputError(f"number of validation images must be at least {ranks}, one per rank, got {count}")
@@ -190,7 +188,25 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
     task.checkpoint = find_resumable(folder / "checkpoints", task) if folder is not None else None
     if task.checkpoint is None and recipe.weights is not None:
         task.initial_weights = load_initial_weights(task.model, recipe.weights, task.classes)
+    if task.checkpoint is None and world.is_rank_zero:
+        echo(*_warnings(recipe, len(task.training)), file=sys.stderr)
     return task
+
+
+def _warnings(recipe: TrainingRecipe, num_images: int) -> Iterator[str]:
+    """Yield what is probably a mistake in a recipe, for a number of training images."""
+    on_avx2 = best_device().type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if recipe.precision == "bf16-mixed" and on_avx2:
+        yield "precision bf16-mixed is several times as slow as 32-true on a processor without AVX-512"
+    if recipe.epochs <= recipe.warmup_epochs:
+        warmup = f"warmup_epochs is {recipe.warmup_epochs:g}, and epochs is {recipe.epochs}"
+        yield f"{warmup}: the learning rate rises until the end; choose a smaller --warmup-epochs"
+    has_decay = any(getattr(recipe, name) != getattr(TrainingRecipe, name) for name in ("decay", "decay_epochs"))
+    if has_decay and recipe.schedule != "staircase":
+        yield f"decay and decay_epochs have no effect with schedule {recipe.schedule}; choose --schedule staircase"
+    if recipe.batch_size > num_images:
+        batch = f"batch_size is {recipe.batch_size}, with {plural(num_images, 'training image')}"
+        yield f"{batch}: an epoch is one step; choose a smaller --batch-size"
 
 
 def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> None:
@@ -198,9 +214,6 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_json(folder / RECIPE, recipe.fields(), 2))
     if world.is_rank_zero:
-        if recipe.epochs <= recipe.warmup_epochs:
-            note = f"the learning rate rises for {recipe.warmup_epochs:g} epochs, and the run has {recipe.epochs}"
-            echo(f"{note}; choose fewer with --warmup-epochs", file=sys.stderr)
         echo(describe_classes(task.classes), describe_left_out(task.left_out))
         write_findings(task, folder)
     module = TrainingModule(task, training.steps_per_epoch, training.batch_slice)
@@ -209,9 +222,8 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     timer = Timer()
     log = RunLog(folder, task)
     ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
-    checkpoints = Checkpoints(folder / "checkpoints", task, training, log)
     # order: EMA and metrics must update their state before a checkpoint is written
-    callbacks: list[Callback] = [*([ema] if ema else []), log, timer, checkpoints]
+    callbacks = [*([ema] if ema else []), log, timer, Checkpoints(folder / "checkpoints", task, training, log)]
     trainer = _make_trainer(recipe, folder, callbacks, world, training.batch_slice.accumulation_steps)
     check_signals()
     # also in a program without handlers, where Lightning would end the process in the middle of a step
@@ -226,8 +238,7 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
         best = folder / "checkpoints" / BEST
         load_tensors(model, read_weights(best)[0], str(best))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
-    seconds = timer.time_elapsed("train")
-    broadcast_from_rank_zero(lambda: finish(task, folder, log, seconds, world.world_size))
+    broadcast_from_rank_zero(lambda: finish(task, folder, log, timer.time_elapsed("train"), world.world_size))
 
 
 def _make_trainer(

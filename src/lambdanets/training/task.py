@@ -88,8 +88,7 @@ class Task(ABC):
 
     def evaluator(self, images: Any) -> Predictor:
         """Return the predictor that evaluates the model on `validation` or `test`."""
-        predictor: Predictor = predictor_of(self.recipe.task)(self.model, self.card(), images)
-        return predictor
+        return predictor_of(self.recipe.task)(self.model, self.card(), images)
 
     def provenance(self) -> dict[str, Any]:
         """Return the fields of result.json about the data."""

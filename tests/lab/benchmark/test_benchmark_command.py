@@ -76,7 +76,7 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(tmp_path, capsys
         assert main(arguments) == 130
     reached = json.loads((out / RESULTS).read_text())["rows"]
     assert [row["sizes"]["pass"] for row in reached] == ["inference"] * 2
-    assert f"stopped; finished cases are in {out}, to name with --out" in capsys.readouterr().err
+    assert f"stopped; resume with the same command and --out {out}\n" in capsys.readouterr().err
     assert "query_depth must be 16, got 8, since" in fail(capsys, *arguments, "--query-depth", "8")
     assert main(arguments) == 0
     resumed = json.loads((out / RESULTS).read_text())

@@ -93,9 +93,19 @@ def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
     begin(plan, out)
     with WorkFolder(plan.runs()[0].folder(out)).open():
         assert cli.main(compare(recipe, out, "3x3", "7x7")) == 0
-    assert "1 runs are in progress in other processes" in capsys.readouterr().out
+    assert "1 run in progress in other processes" in capsys.readouterr().out
     assert [r.variant for r in read_results(plan, out)] == ["lambda scope=7"]
     assert not json.loads((out / "results.json").read_text())["finished"]
+
+
+def test_a_comparison_of_an_older_version_resumes(recipe, tmp_path):
+    plan = make_plan(["scope"], ["3x3"], [0], recipe)
+    begin(plan, tmp_path / "out")
+    file = tmp_path / "out/plan.json"
+    content = json.loads(file.read_text())
+    del content["recipe"]["sync_batch_norm"]  # as if this version had added it
+    file.write_text(json.dumps(content))
+    begin(plan, tmp_path / "out")
 
 
 def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path, monkeypatch, capsys):
@@ -135,7 +145,7 @@ def test_damaged_files_are_named_in_one_line(name, content, recipe, tmp_path, ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mixer"], "studies must be among mixers, .*, got 'mixer'; the nearest is mixers"),
+        (["mixer"], "studies must be one of mixers, .*, got 'mixer'; the nearest is mixers"),
         (["scope", "--model-options", "scope", "5"], "model_options must not have scope, which the variants set"),
         (["scope", "--seed", "5"], "--seed must not be given, got 5"),
     ],

@@ -59,7 +59,7 @@ def test_command_reproduces_the_committed_page(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["21"], "tables must be among 2, 3, 4"),
+        (["21"], "tables must be one of 2, 3, 4"),
         (["--out", "nowhere/tables.md"], "--out must be a file .md in an existing folder, got nowhere/tables.md"),
         (["--out", "tables.csv"], "--out must be a file .md in an existing folder, got tables.csv"),
         (["--measured", "model.json"], "model.json must be results.json of lambdanets benchmark tables"),
