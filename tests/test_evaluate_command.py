@@ -1,5 +1,6 @@
 """`lambdanets evaluate` for models of every task: the scores of the run, on its data or on other data."""
 
+import csv
 import json
 import shutil
 
@@ -12,7 +13,13 @@ from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations
 from training.teachers import write_teacher
 
 FILES = {
-    "classification": ["confusion_matrix.csv", "confusion_matrix.png", "predictions.png", "scores.json"],
+    "classification": [
+        "confusion_matrix.csv",
+        "confusion_matrix.png",
+        "predictions.csv",
+        "predictions.png",
+        "scores.json",
+    ],
     "detection": ["predictions.png", "results.json", "scores.json"],
     "segmentation": ["predictions.png", "scores.json"],
 }
@@ -70,7 +77,18 @@ def test_confusion_matrix_counts_every_image(two_classes, tmp_path, capsys):
     matrix = evaluation.confusion_matrix.tolist()
     output = capsys.readouterr().out.splitlines()
     assert output[1:3] == ["classes: 3 (dark, light, =a$x^$b 猫)", "left out: no files"]
-    assert output[4] == f"top-1 {evaluation.top1:.4f}"
+    by_class = [line.split() for line in output[5:8]]
+    assert by_class == [
+        ["dark", "10", f"{matrix[0][0] / 10:.4f}"],
+        ["light", "10", f"{matrix[1][1] / 10:.4f}"],
+        by_class[2],
+    ]
+    assert by_class[2][-2:] == ["0", "-"]
+    assert output[8] == f"top-1 {evaluation.top1:.4f}"
+    with (out / "predictions.csv").open(encoding="utf-8") as file:
+        predictions = list(csv.DictReader(file))
+    assert sum(row["class"] == row["predicted"] for row in predictions) == round(20 * evaluation.top1)
+    assert all(f"/{row['class']}/" in row["image"] for row in predictions)
     rows = [line.split(",") for line in (out / "confusion_matrix.csv").read_text().splitlines()]
     counts = [[name, *map(str, row)] for name, row in zip(names, matrix, strict=True)]
     assert rows == [["true \\ predicted", *names], *counts]

@@ -17,13 +17,16 @@ from lambdanets.data.batches import Batch
 from lambdanets.data.datasets import Splits, open_evaluation_images, open_splits, remap_labels
 from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.errors import InputError
-from lambdanets.inference.evaluation import Evaluation
-from lambdanets.inference.figures import draw_predictions, write_confusion
+from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.inference.evaluation import Evaluation, format_score
+from lambdanets.inference.figures import MAX_CLASSES_WITH_COUNTS, draw_predictions, write_confusion
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
 from lambdanets.records import check
-from lambdanets.terminal import plural
+from lambdanets.terminal import csv_table, plural, text_table
+
+PREDICTIONS = ("image", "class", "predicted", "probability")  # columns of predictions.csv
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,7 +155,7 @@ class Classifier(Predictor):
         _, labels, predicted, confidence, losses = map(np.array, zip(*measures, strict=True))
         correct = labels == predicted
         top1 = float(correct.mean())
-        return ClassificationEvaluation(
+        evaluation = ClassificationEvaluation(
             scores={"top1": round(top1, 6), "validation_images": len(labels)},
             metrics={"loss": float(losses.mean()), "top1": top1},
             lines=[f"top-1 {top1:.4f}"],
@@ -162,9 +165,19 @@ class Classifier(Predictor):
             predicted=predicted,
             confidence=confidence.astype(np.float32),
         )
+        if len(self.classes) <= MAX_CLASSES_WITH_COUNTS:
+            counts, accuracies = np.bincount(labels, minlength=len(self.classes)), evaluation.accuracy_by_class
+            by_class = zip(accuracies, map(str, counts), map(format_score, accuracies.values()), strict=True)
+            evaluation.lines[:0] = text_table([("class", "images", "top-1"), *by_class]).splitlines()
+        return evaluation
 
     def write_evaluation(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Write confusion_matrix.csv and confusion_matrix.png, too."""
+        """Write predictions.csv, confusion_matrix.csv and confusion_matrix.png, too."""
+        rows = [
+            (self.images.name(index), self.classes[label], self.classes[predicted], round(confidence, 6))
+            for index, label, predicted, confidence, _ in evaluation.measures
+        ]
+        atomic_write(folder / "predictions.csv", encode_utf8(csv_table([PREDICTIONS, *rows])))
         write_confusion(evaluation, folder)
         super().write_evaluation(evaluation, folder)
 
