@@ -134,7 +134,7 @@ def _check(prepared: Prepared, device: torch.device) -> tuple[Callable[[], Any],
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return the relative L2 error; inf for non-finite values or another shape."""
-    if actual.shape != expected.shape or not actual.isfinite().all():
+    if actual.shape != expected.shape or not all(x.isfinite().all() for x in (actual, expected)):
         return float("inf")
     difference = actual.detach().double() - expected.detach()
     return float(difference.norm() / expected.detach().norm().clamp(min=torch.finfo(torch.float64).tiny))

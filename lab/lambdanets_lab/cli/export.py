@@ -62,8 +62,8 @@ def main(arguments: list[str]) -> int:
     size = options.image_size
     source: Any = options.source
     if not _is_path(source):  # an architecture with random weights
-        echo(f"{source} is the name of a network: its weights are random, for sizes and times")
         source = create_model(source)
+        echo(f"{options.source} is the name of a network: its weights are random, for sizes and times")
         fill_zero_norm_weights(source)
     exported = export(
         source,

@@ -1,7 +1,6 @@
 """Export of trained models and networks to files that other runtimes execute."""
 
 import json
-import math
 import os
 import tempfile
 import warnings
@@ -63,7 +62,7 @@ def export(
     Args:
         model: what `load` takes or returns, or a network with images (b, c, H, W) as input and a tensor or a sequence
             or mapping of tensors as output, such as one with features_only. It is exported in evaluation mode and in
-            float32.
+            float32. In "pt2" files, types other than list, tuple and dict become a tuple or a dict.
         path: new file, with the suffix .onnx, .xml or .pt2.
         to: "onnx", for ONNX Runtime; "openvino", an .xml file and a .bin file with the weights; "pt2", for
             torch.export; "aoti", also .pt2, compiled by AOTInductor for this kind of processor.
@@ -113,11 +112,12 @@ def export(
         written = runtime.write(program, unfinished, graph.outputs, metadata)
         check_signals()
         errors = _compare(graph, runtime, unfinished, dynamic)
-        worst = max(errors, key=lambda shape: math.inf if math.isnan(errors[shape]) else errors[shape])
-        if not errors[worst] <= graph.max_error:
+        worst = max(errors, key=lambda shape: errors[shape])
+        if errors[worst] > graph.max_error:
             raise InputError(
                 f"outputs of {runtime.title} must have a {graph.error_name} of at most {graph.max_error:g}, got "
-                f"{errors[worst]:.1e} for images of shape {worst}; no file was written; report this"
+                f"{errors[worst]:.1e} for images of shape {worst}; no file was written; try another image_size "
+                "or another runtime, and report this"
             )
         quantization = None if int8_data is None else _quantize(runtime, written, int8_data)
         check_signals()

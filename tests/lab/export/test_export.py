@@ -5,7 +5,9 @@ import os
 import re
 import resource
 import subprocess
+from collections import UserDict
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -86,6 +88,39 @@ def test_dynamic_file_is_compared_only_at_batches_that_the_network_takes(tmp_pat
     assert [*exported.errors] == [(6, 3, 6, 8)]  # not 1 or 7 slices, of which two are a volume
 
 
+class Returning(nn.Module):
+    """A convolution whose outputs are returned by a function of it."""
+
+    def __init__(self, make_outputs):
+        super().__init__()
+        self.convolution, self.make_outputs = nn.Conv2d(3, 4, 1), make_outputs
+
+    def forward(self, images):
+        return self.make_outputs(self.convolution(images))
+
+
+class Pair(NamedTuple):
+    features: torch.Tensor
+    mean: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("make_outputs", "names"),
+    [
+        (lambda y: UserDict(features=y, mean=y.mean((2, 3))), ("features", "mean")),
+        (lambda y: Pair(y, y.mean((2, 3))), ("output_0", "output_1")),
+    ],
+)
+def test_network_may_return_other_mappings_and_sequences(make_outputs, names, tmp_path):
+    network = Returning(make_outputs)
+    exported = ln.export(network, tmp_path / "m.pt2", to="pt2", image_size=8)
+    assert exported.graph.outputs == names
+    images = torch.randn(1, 3, 8, 8)
+    returned = torch.export.load(exported.path).module()(images)
+    assert type(returned) is (dict if names[0] == "features" else tuple)
+    torch.testing.assert_close(exported.run(images)[1], network.convolution(images).mean((2, 3)))
+
+
 class NotExportable(nn.Module):
     def __init__(self):
         super().__init__()
@@ -106,8 +141,16 @@ class NotExportable(nn.Module):
             lambda network: nn.Sequential(nn.Conv2d(3, 3, 1), nn.AvgPool2d(2, ceil_mode=True)),
             "m.xml",
             {"to": "openvino", "image_size": 1},
-            "cannot be converted to OpenVINO: .*AveragePool",
+            "cannot be converted to OpenVINO: its pools must not be larger than their maps; choose a larger image_size",
         ),
+        (
+            lambda network: nn.Sequential(nn.Conv2d(3, 3, 1), nn.AvgPool2d(2, ceil_mode=True)),
+            "m.xml",
+            {"to": "openvino", "image_size": 1, "dynamic": True},
+            r"got inf for images of shape \(1, 3, 1, 1\); no file was written",
+        ),
+        (lambda network: Returning(lambda y: {"y": y, "no": None}), "m.pt2", {"to": "pt2"}, "tensors, got NoneType"),
+        (lambda network: Returning(lambda y: {}), "m.pt2", {"to": "pt2"}, "sequence or mapping of tensors, got none"),
     ],
 )
 def test_invalid_arguments_are_one_line_errors_without_a_file(make_model, name, options, message, network, tmp_path):
@@ -130,7 +173,7 @@ def test_exported_segmenter_has_the_logits_and_the_card(tmp_path):
     assert logits.shape == (2, 3, 40, 56)
 
 
-@pytest.mark.parametrize(("factor", "error"), [(1.01, "1.0e-02"), (torch.nan, "nan")])
+@pytest.mark.parametrize(("factor", "error"), [(1.01, "1.0e-02"), (torch.nan, "inf")])
 def test_file_with_wrong_outputs_is_not_kept(factor, error, tmp_path, monkeypatch):
     open_file = Onnx().open
 
