@@ -44,8 +44,8 @@ _OPENING = """\
     lambdanets tables --figures figures                 # accuracy over time (Figure 4), FLOPs over scope (Table 10)
 
 The tables of the paper (Bello, ICLR 2021), with our numbers next to the paper's. Parameters and FLOPs are counted on
-the models, memory is computed by the paper's formulas, and complexities are fitted. Accuracies are the paper's; they
-were not reproduced. Numbers in brackets refer to the notes below a table. This command generates the page:
+the models, and so are the multiply-adds of complexities; memory is computed by the paper's formulas. Accuracies are the
+paper's; they were not reproduced. Numbers in brackets refer to the notes below a table. This command generates the page:
 
     lambdanets tables --measured experiments/results/xeon-2-cores/tables/*.json --figures docs/tables \\
         --out docs/tables.md"""
