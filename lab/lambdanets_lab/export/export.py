@@ -10,15 +10,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from lambdanets.data.datasets import remap_labels
 from lambdanets.errors import InputError, nearest_hint, one_line
-from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.classifier import Classifier, open_splits_of
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
 from lambdanets.inference.predictor import Predictor
 from lambdanets.signals import check_signals, uninterrupted
 from lambdanets.work import check_new_file
 from lambdanets_lab.export.graphs import Graph, Shape, make_graph, make_metadata, zero_norm_weights
-from lambdanets_lab.export.int8 import MAX_DROP, Int8Data, Quantization, open_int8_data
+from lambdanets_lab.export.int8 import MAX_DROP, Int8Data, Quantization
 from lambdanets_lab.export.runtimes import RUNTIMES, Run, Runtime, without_tracing_warnings
 
 _MULTIPLE = 32  # sides of dynamic test images are rounded up to it for networks that fail at odd sizes
@@ -127,7 +128,10 @@ def export(
 
 
 def _open_int8_data(model: object, graph: Graph, to: str, data: str, dynamic: bool) -> Int8Data:
-    """Open the data for int8. Raises InputError if the format or the model do not support int8."""
+    """Open data whose training split is for calibration and whose validation split is for accuracy.
+
+    Raises InputError if the format or the model do not support int8.
+    """
     if not RUNTIMES[to].int8:
         names = [name for name, runtime in RUNTIMES.items() if runtime.int8]
         raise InputError(f"to must be {' or '.join(names)} for int8, got {to}")
@@ -135,7 +139,9 @@ def _open_int8_data(model: object, graph: Graph, to: str, data: str, dynamic: bo
         raise InputError("dynamic must be False for int8 with openvino: it computes dynamic int8 convolutions wrongly")
     if not isinstance(model, Classifier):
         raise InputError(f"model must be a classifier for int8, got {type(model).__name__}")
-    return open_int8_data(model, data, graph.shape[0])
+    splits = open_splits_of(model.card, data)
+    train, validation = (remap_labels(images, model.classes) for images in (splits.train, splits.validation))
+    return Int8Data(model, train, validation, graph.shape[0])
 
 
 def _quantize(runtime: Runtime, files: list[Path], data: Int8Data) -> Quantization:
