@@ -205,8 +205,7 @@ def kill_and_check(command: Command, reference: Path, folder: Path, kills: list[
         assert "Exception ignored" not in output, output
         if code == 130 and kill is not None:
             assert seconds - kill.seconds < 30 + LIMIT_OF_IMPORTS, f"took {seconds:.0f} s to end:\n{output}"
-            hidden = [path.name for path in folder.rglob(".*")]
-            left = [name for name in hidden if "unfinished" in name or name == ".lock"]
+            left = [path.name for path in folder.rglob(".*") if "unfinished" in path.name or path.name == ".lock"]
             assert not left or any(each["signal"] == signal.SIGKILL for each in results), f"{left}:\n{output}"
         if code in (0, 2) or kill is None:
             break
@@ -249,16 +248,12 @@ def section(result: dict[str, Any]) -> str:
     ]
     every = [kill for each in kills.values() for kill in each]
     events = Counter(kill["event"] for kill in every)
-    return "\n".join(
-        [
-            markdown_table(["command", *(signal.Signals(number).name for number in SIGNALS)], *rows),
-            "",
-            f"Of {len(every)} kills, {events[HALF_FILE]} were in the middle of writing a file and {events[RENAME]} "
-            "before a rename, the others at a random time;",
-            f"{sum(kill['finished'] > 0 for kill in every)} commands had finished work, and "
-            f"{sum(kill['unfinished'] for kill in every)} left an unfinished file, which the next start replaced.",
-            "",
-        ]
+    table = markdown_table(["command", *(signal.Signals(number).name for number in SIGNALS)], *rows)
+    return (
+        f"{table}\n\nOf {len(every)} kills, {events[HALF_FILE]} were in the middle of writing a file and "
+        f"{events[RENAME]} before a rename, the others at a random time;\n"
+        f"{sum(kill['finished'] > 0 for kill in every)} commands had finished work, and "
+        f"{sum(kill['unfinished'] for kill in every)} left an unfinished file, which the next start replaced.\n"
     )
 
 

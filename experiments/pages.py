@@ -28,3 +28,4 @@ def replace_section(page: Path, script: str, section: str) -> None:
     if not (found_begin and found_end) or text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"{page} must have the lines {begin.strip()!r} and {end.strip()!r}, each once")
     page.write_text(before + begin + section + end + after, encoding="utf-8")
+    print(f"{page}: section {script} is written from the results")

@@ -193,7 +193,8 @@ def test_shard_command_writes_verifies_and_indexes(two_classes, tmp_path, capsys
         code = main(["shard", *map(str, arguments)])
         return code, "".join(capsys.readouterr())
 
-    assert shard(two_classes, tmp_path / "out", "--validation-share", 2)[0] == 2
+    for option in (("--validation-share", 2), ("--classes", tmp_path / "names")):
+        assert shard(two_classes, tmp_path / "out", *option)[0] == 2
     (two_classes / "dark/00.png").write_bytes(b"no image")
     code, out = shard(two_classes, tmp_path / "out", "--images-per-shard", 4, "--threads", 2, "--verify")
     assert code == 0

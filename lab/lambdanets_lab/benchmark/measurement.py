@@ -37,22 +37,14 @@ class Prepared:
     expected: Callable[[], Tensors] | None = None
 
     def run(self) -> Tensors:
-        """Return the output and, with grad_output, the gradient of the first input.
-
-        Each run allocates its gradients, so they count as its memory.
-        """
-        self.release()
+        """Return the output and, with grad_output, the gradient of the first input or, if it has none, parameter."""
         with torch.set_grad_enabled(self.grad_output is not None):
             output = self.function(*self.inputs)
         if self.grad_output is None:
             return {"output": output}
-        output.backward(self.grad_output)
-        return {"output": output.detach(), "input gradient": self.inputs[0].grad}
-
-    def release(self) -> None:
-        """Free the gradients."""
-        for tensor in (*self.inputs, *self.parameters):
-            tensor.grad = None
+        differentiable = [tensor for tensor in (*self.inputs, *self.parameters) if tensor.requires_grad]
+        gradients = torch.autograd.grad(output, differentiable, self.grad_output, allow_unused=True)
+        return {"output": output.detach(), "input gradient": gradients[0]}
 
 
 @dataclass(frozen=True)
@@ -126,15 +118,12 @@ def _check(prepared: Prepared, device: torch.device) -> tuple[Callable[[], Any],
             expectation = f"the tolerance is {tolerance:.0e}"
             raise Skipped(f"wrong: {name} has a relative error of {error:.1e}, {expectation}")
     outputs.clear()
-    prepared.release()
-    peak = peak_bytes(prepared.run, device)
-    prepared.release()
-    return prepared.run, errors, peak
+    return prepared.run, errors, peak_bytes(prepared.run, device)
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return the relative L2 error; inf for non-finite values or another shape."""
-    if actual.shape != expected.shape or not actual.isfinite().all():
+    if actual.shape != expected.shape or not all(x.isfinite().all() for x in (actual, expected)):
         return float("inf")
     difference = actual.detach().double() - expected.detach()
     return float(difference.norm() / expected.detach().norm().clamp(min=torch.finfo(torch.float64).tiny))

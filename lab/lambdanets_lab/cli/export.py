@@ -62,8 +62,8 @@ def main(arguments: list[str]) -> int:
     size = options.image_size
     model: Any = options.model
     if not _is_path(model):  # an architecture with random weights
-        echo(f"{model} is the name of a network: its weights are random, for sizes and times")
         model = create_model(model)
+        echo(f"{options.model} is the name of a network: its weights are random, for sizes and times")
         fill_zero_norm_weights(model)
     exported = export(
         model,

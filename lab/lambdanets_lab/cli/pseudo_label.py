@@ -1,7 +1,6 @@
 """`lambdanets pseudo-label`."""
 
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -66,12 +65,7 @@ def main(arguments: list[str]) -> int:
 
     started = time.monotonic()
     with resumable("the labels of finished shards are kept; run the same command to resume"):
-        result = label_shards(
-            **vars(options),
-            report=lambda name, images, seconds: echo(
-                f"{name}: {plural(images, 'image')}, {seconds:.1f} s", file=sys.stderr
-            ),
-        )
+        result = label_shards(**vars(options))
     report_unreadable(list(result.unreadable))
     seconds = max(time.monotonic() - started, 1e-9)
     speed = f"{seconds:.0f} s, {result.num_images / seconds:.0f} images/s"

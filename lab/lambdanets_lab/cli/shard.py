@@ -46,6 +46,10 @@ class Shard:
     max_unreadable: NonNegativeInt = 100
     """Maximum number of unreadable images, which are skipped."""
 
+    def __post_init__(self) -> None:
+        if self.classes is not None and not self.index:
+            raise InputError(f"--classes must be given only with --index, got {self.classes}")
+
 
 def main(arguments: list[str]) -> int:
     """Run `lambdanets shard` and return its exit code, 2 for damaged shards."""

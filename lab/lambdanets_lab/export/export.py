@@ -1,7 +1,6 @@
 """Export of trained models and networks to files that other runtimes execute."""
 
 import json
-import math
 import os
 import tempfile
 import warnings
@@ -11,15 +10,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from lambdanets.data.datasets import remap_labels
 from lambdanets.errors import InputError, check_choice, one_line
-from lambdanets.inference.classifier import Classifier
+from lambdanets.inference.classifier import Classifier, open_splits_of
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
 from lambdanets.inference.predictor import Predictor
 from lambdanets.signals import check_signals, uninterrupted
 from lambdanets.work import check_new_file
 from lambdanets_lab.export.graphs import Graph, Shape, make_graph, make_metadata, zero_norm_weights
-from lambdanets_lab.export.int8 import MAX_DROP, Int8Data, Quantization, open_int8_data
+from lambdanets_lab.export.int8 import MAX_DROP, Int8Data, Quantization
 from lambdanets_lab.export.runtimes import RUNTIMES, Run, Runtime, without_tracing_warnings
 
 _MULTIPLE = 32  # sides of dynamic test images are rounded up to it for networks that fail at odd sizes
@@ -63,7 +63,7 @@ def export(
     Args:
         model: what `load` takes or returns, or a network with images (b, c, H, W) as input and a tensor or a sequence
             or mapping of tensors as output, such as one with features_only. It is exported in evaluation mode and in
-            float32.
+            float32. In "pt2" files, types other than list, tuple and dict become a tuple or a dict.
         path: new file, with the suffix .onnx, .xml or .pt2.
         to: "onnx", for ONNX Runtime; "openvino", an .xml file and a .bin file with the weights; "pt2", for
             torch.export; "aoti", also .pt2, compiled by AOTInductor for this kind of processor.
@@ -112,11 +112,12 @@ def export(
         written = runtime.write(program, unfinished, graph.outputs, metadata)
         check_signals()
         errors = _compare(graph, runtime, unfinished, dynamic)
-        worst = max(errors, key=lambda shape: math.inf if math.isnan(errors[shape]) else errors[shape])
-        if not errors[worst] <= graph.max_error:
+        worst = max(errors, key=lambda shape: errors[shape])
+        if errors[worst] > graph.max_error:
             raise InputError(
                 f"outputs of {runtime.title} must have a {graph.error_name} of at most {graph.max_error:g}, got "
-                f"{errors[worst]:.1e} for images of shape {worst}; no file was written; report this"
+                f"{errors[worst]:.1e} for images of shape {worst}; no file was written; try another image_size "
+                "or another runtime, and report this"
             )
         quantization = None if int8_data is None else _quantize(runtime, written, int8_data)
         check_signals()
@@ -126,7 +127,10 @@ def export(
 
 
 def _open_int8_data(model: object, graph: Graph, to: str, data: str, dynamic: bool) -> Int8Data:
-    """Open the data for int8. Raises InputError if the format or the model do not support int8."""
+    """Open data whose training split is for calibration and whose validation split is for accuracy.
+
+    Raises InputError if the format or the model do not support int8.
+    """
     if not RUNTIMES[to].int8:
         names = [name for name, runtime in RUNTIMES.items() if runtime.int8]
         raise InputError(f"to must be {' or '.join(names)} for int8, got {to}")
@@ -134,7 +138,9 @@ def _open_int8_data(model: object, graph: Graph, to: str, data: str, dynamic: bo
         raise InputError("dynamic must be False for int8 with openvino: it computes dynamic int8 convolutions wrongly")
     if not isinstance(model, Classifier):
         raise InputError(f"model must be a classifier for int8, got {type(model).__name__}")
-    return open_int8_data(model, data, graph.shape[0])
+    splits = open_splits_of(model.card, data)
+    train, validation = (remap_labels(images, model.classes) for images in (splits.train, splits.validation))
+    return Int8Data(model, train, validation, graph.shape[0])
 
 
 def _quantize(runtime: Runtime, files: list[Path], data: Int8Data) -> Quantization:

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,6 +18,7 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.predictor import Predictor
 from lambdanets.records import check
+from lambdanets_lab.benchmark.measurement import relative_error
 from lambdanets_lab.export.detector import OUTPUTS, DetectionGraph
 
 Shape = tuple[int, ...]
@@ -54,15 +57,15 @@ class Graph:
     def error(self, actual: Outputs, expected: Outputs) -> float:
         """Return the maximum over the outputs of the norm of the difference / that of the expected.
 
-        For integer and boolean outputs, it is the fraction of elements that differ. NaN for NaN.
+        For integer and boolean outputs, it is the fraction of elements that differ. It is inf if values are not finite
+        or shapes differ.
         """
-        errors = []
-        for x, reference in zip(actual, expected, strict=True):
-            if reference.is_floating_point():
-                errors.append((x - reference).norm() / reference.norm().clamp(min=1e-30))
-            else:
-                errors.append((x != reference).float().mean())
-        return float(torch.stack(errors).max())
+        if [x.shape for x in actual] != [x.shape for x in expected]:
+            return math.inf
+        return max(
+            relative_error(x, reference) if reference.is_floating_point() else float((x != reference).float().mean())
+            for x, reference in zip(actual, expected, strict=True)
+        )
 
 
 class DetectorGraph(Graph):
@@ -154,7 +157,8 @@ def fill_zero_norm_weights(network: nn.Module) -> None:
 def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a float32 copy in evaluation mode and the names of its outputs.
 
-    Raises InputError if it does not run, or if its outputs are not tensors.
+    The copy returns a dict or a tuple in place of other mappings and sequences, which torch.export cannot write. Raises
+    InputError if it does not run, or if its outputs are not tensors.
     """
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     copied = copy.deepcopy(network).cpu().float().eval()
@@ -164,15 +168,19 @@ def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[nn.Module, tuple
         raise InputError(
             f"model must run on float32 images of shape {shape} in PyTorch, got {one_line(error)[:300]}"
         ) from error
+    named = {"output": outputs}
     if isinstance(outputs, Mapping):
-        names = tuple(map(str, outputs))
-    elif isinstance(outputs, Tensor):
-        names = ("output",)
-    elif isinstance(outputs, Sequence) and all(isinstance(x, Tensor) for x in outputs):
-        names = tuple(f"output_{i}" for i in range(len(outputs)))
-    else:
-        raise InputError("outputs of the model must be a tensor or a sequence or mapping of tensors, got others")
-    return copied, names
+        named = {str(name): x for name, x in outputs.items()}
+    elif isinstance(outputs, Sequence):
+        named = {f"output_{i}": x for i, x in enumerate(outputs)}
+    kinds = sorted({type(x).__name__ for x in named.values() if not isinstance(x, Tensor)})
+    if kinds or not named:
+        expected = "a tensor, or a sequence or mapping of tensors"
+        raise InputError(f"outputs of the model must be {expected}, got {', '.join(kinds) or 'none'}")
+    if not isinstance(outputs, Tensor) and type(outputs) not in (dict, OrderedDict, list, tuple):
+        plain = dict if isinstance(outputs, Mapping) else tuple
+        copied.register_forward_hook(lambda _module, _images, returned: plain(returned))
+    return copied, tuple(named)
 
 
 def _channels(network: nn.Module) -> int:
@@ -206,10 +214,10 @@ def missing_objects(actual: Outputs, expected: Outputs, *, min_score: float = 0.
 
     Two objects match if their labels are equal, their scores differ by at most 1e-3, and the IoU of both boxes
     and masks is above 0.99. Objects are ignored if their score is within 1e-3 of min_score, or of the lowest of
-    max_objects objects: rounding decides whether they are detected. NaN is returned if any score is NaN.
+    max_objects objects: rounding decides whether they are detected. It is inf if a score is NaN.
     """
     if any(not scores.isfinite().all() for _, _, scores, _ in (actual, expected)):
-        return torch.nan
+        return math.inf
     same = _matches(actual, expected)
     fractions = []
     for (_, _, scores, _), found in ((actual, same.any(1)), (expected, same.any(0))):

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lambdanets.data.datasets import remap_labels
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
-from lambdanets.inference.classifier import Classifier, open_splits_of
+from lambdanets.inference.classifier import Classifier
 from lambdanets_lab.export.runtimes import Run
 
 MAX_CALIBRATION_IMAGES = 300
@@ -62,10 +61,3 @@ class Int8Data:
                 if count := len(batch.targets):
                     padding = batch.images[:1].expand(self.batch_size - count, -1, -1, -1)
                     yield torch.cat((batch.images, padding)), batch.targets
-
-
-def open_int8_data(model: Classifier, data: str, batch_size: int) -> Int8Data:
-    """Open a dataset, of which the training split is for calibration and the validation split for accuracy."""
-    splits = open_splits_of(model.card, data)
-    train, validation = (remap_labels(images, model.classes) for images in (splits.train, splits.validation))
-    return Int8Data(model, train, validation, batch_size)

@@ -1,14 +1,13 @@
 """Runtimes of exported models: how each writes a model file and runs it."""
 
 import contextlib
-import ctypes
 import errno
+import functools
 import importlib
 import io
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import warnings
 from abc import ABC, abstractmethod
@@ -37,25 +36,6 @@ def without_tracing_warnings() -> Iterator[None]:
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "No complete tensor found in the group", UserWarning)
         yield
-
-
-@contextlib.contextmanager
-def restore_signal_stack() -> Iterator[None]:
-    """Restore this thread's alternate signal stack at the end of the block.
-
-    Each openvino.Core that loads the CPU plugin sets its own stack. Its destructor restores the former stack, but only
-    if its own is still set. If the older of two Cores is destroyed first, the destructor of the other restores freed
-    memory as the stack, and the next signal crashes the process. After the block, destructors leave the stack alone.
-    """
-    if sys.platform != "linux":  # OpenVINO sets it only on Linux
-        yield
-        return
-    sigaltstack, former = ctypes.CDLL(None).sigaltstack, ctypes.create_string_buffer(24)  # the size of stack_t
-    sigaltstack(None, former)
-    try:
-        yield
-    finally:
-        sigaltstack(former, None)
 
 
 class Runtime(ABC):
@@ -155,6 +135,18 @@ def _stable_sort(x: Any, stable: bool | None = None, dim: int = -1, descending: 
     return op.TopK(x, count, axis=dim, largest=int(descending))
 
 
+@functools.cache
+def _core() -> Any:
+    """Return the only openvino.Core of this process.
+
+    Each Core sets an alternate signal stack of its thread, and its destructor restores the former one. If that belonged
+    to a Core that was destroyed before, the next signal crashes the process.
+    """
+    import openvino
+
+    return openvino.Core()
+
+
 class OpenVino(Runtime):
     """OpenVINO's format: an .xml file, with the weights in a .bin file next to it. Converted from ONNX."""
 
@@ -162,14 +154,15 @@ class OpenVino(Runtime):
     packages = ("openvino", "onnxscript")
 
     def write(self, program: ExportedProgram, path: Path, outputs: Sequence[str], metadata: str) -> list[Path]:
-        import openvino
-
         onnx_path = path.with_suffix(".onnx")
         Onnx().write(program, onnx_path, outputs, metadata)
         try:
-            model = openvino.Core().read_model(onnx_path)
-        except RuntimeError as error:  # such as a pool that is larger than its map
-            raise InputError(f"model cannot be converted to OpenVINO: {one_line(error)[:600]}") from error
+            model = _core().read_model(onnx_path)
+        except RuntimeError as error:
+            reason = one_line(error)[:600]
+            if "pooling_shape_inference" in str(error):
+                reason = "its pools must not be larger than their maps; choose a larger image_size or another runtime"
+            raise InputError(f"model cannot be converted to OpenVINO: {reason}") from error
         onnx_path.unlink()
         for operation in model.get_ops():
             # ONNX's TopK is always stable; OpenVINO's stable one is slow, so only sorts get it
@@ -180,11 +173,8 @@ class OpenVino(Runtime):
         return [path.with_suffix(".bin"), path]
 
     def open(self, path: Path) -> Run:
-        import openvino
-
         options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        with restore_signal_stack():
-            request = openvino.Core().compile_model(path, "CPU", options).create_infer_request()
+        request = _core().compile_model(path, "CPU", options).create_infer_request()
 
         def run(images: Tensor) -> list[Tensor]:
             results: Any = request.infer([images.numpy()])
@@ -193,12 +183,9 @@ class OpenVino(Runtime):
         return run
 
     def quantize(self, path: Path, images: Sequence[Tensor]) -> None:
-        import openvino
-
-        model = openvino.Core().read_model(path.read_bytes(), path.with_suffix(".bin").read_bytes())
+        model = _core().read_model(path.read_bytes(), path.with_suffix(".bin").read_bytes())
         metadata = model.get_rt_info([METADATA]).astype(str)
-        with restore_signal_stack():
-            model = quantize(model, images, lambda batch: batch.numpy())
+        model = quantize(model, images, lambda batch: batch.numpy())
         model.set_rt_info(metadata, [METADATA])
         self._save(model, path)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lambdanets.ops.checks import check_sizes
 from lambdanets.ops.tables import pairwise_embeddings
-from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1, join_heads, split_heads
+from lambdanets_lab.mixers.mixer import Mixer, conv1x1, join_heads, split_heads
 
 
 class RelativeTable(nn.Module):
@@ -95,9 +95,7 @@ class GlobalAttention(Mixer):
     def __init__(
         self, dim: int, dim_out: int | None = None, *, stride: int = 1, heads: int = 8, max_distance: int = 55
     ) -> None:
-        super().__init__(dim, dim_out, stride)
-        check_divides("heads", heads, self.dim_out)
-        self.heads = heads
+        super().__init__(dim, dim_out, stride, heads=heads)
         self.projection = conv1x1(dim, 3 * self.dim_out)
         self.rows = RelativeTable(max_distance, self.dim_out // heads)
         self.columns = RelativeTable(max_distance, self.dim_out // heads)
@@ -128,8 +126,7 @@ class AxialAttention(Mixer):
     def __init__(
         self, dim: int, dim_out: int | None = None, *, stride: int = 1, heads: int = 8, max_distance: int = 55
     ) -> None:
-        super().__init__(dim, dim_out, stride)
-        check_divides("heads", heads, self.dim_out)
+        super().__init__(dim, dim_out, stride, heads=heads)
         self.along_height = _ColumnAttention(dim, self.dim_out, heads, max_distance)
         self.along_width = _ColumnAttention(self.dim_out, self.dim_out, heads, max_distance)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lambdanets.ops import lambda_interaction
 from lambdanets.ops.checks import check_sizes
 from lambdanets.ops.precision import accumulation_dtype, without_autocast
-from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1, join_heads, split_heads
+from lambdanets_lab.mixers.mixer import Mixer, conv1x1, join_heads, split_heads
 
 
 class EfficientAttention(Mixer):
@@ -27,9 +27,7 @@ class EfficientAttention(Mixer):
     """
 
     def __init__(self, dim: int, dim_out: int | None = None, *, stride: int = 1, heads: int = 8) -> None:
-        super().__init__(dim, dim_out, stride)
-        check_divides("heads", heads, self.dim_out)
-        self.heads = heads
+        super().__init__(dim, dim_out, stride, heads=heads)
         self.projection = conv1x1(dim, 3 * self.dim_out)
         self.output_projection = conv1x1(self.dim_out, self.dim_out)
 
@@ -101,13 +99,11 @@ class Performer(Mixer):
         heads: int = 8,
         random_features: int | None = None,
     ) -> None:
-        super().__init__(dim, dim_out, stride)
-        check_divides("heads", heads, self.dim_out)
+        super().__init__(dim, dim_out, stride, heads=heads)
         depth = self.dim_out // heads
         if random_features is None:
             random_features = max(math.ceil(depth * math.log(depth)), 1)
         check_sizes(random_features=random_features)
-        self.heads = heads
         self.projection = conv1x1(dim, 3 * self.dim_out)
         self.register_buffer("weights", torch.empty(random_features, depth))
         self.weights.copy_(orthogonal_rows(random_features, depth))

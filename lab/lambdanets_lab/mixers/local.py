@@ -1,21 +1,11 @@
 """Sums over neighborhoods of r x r positions, with weights from pairs of positions or from the whole neighborhood."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.ops.checks import check_sizes
 from lambdanets.ops.precision import accumulation_dtype
-from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1
-
-
-def check_scope(scope: Any) -> None:
-    """Raise ValueError unless the scope is odd and positive."""
-    check_sizes(scope=scope)
-    if scope % 2 == 0:
-        raise ValueError(f"scope must be odd, got {scope}")
+from lambdanets_lab.mixers.mixer import Mixer, conv1x1
 
 
 def neighbors(maps: Tensor, scope: int, padding: str) -> Tensor:
@@ -69,11 +59,8 @@ class LocalRelation(Mixer):
     def __init__(
         self, dim: int, dim_out: int | None = None, *, stride: int = 1, scope: int = 7, share: int = 8
     ) -> None:
-        super().__init__(dim, dim_out, stride)
-        check_scope(scope)
-        check_divides("share", share, self.dim_out)
+        super().__init__(dim, dim_out, stride, share=share, scope=scope)
         groups = self.dim_out // share
-        self.scope = scope
         self.projection = conv1x1(dim, 2 * groups)
         keeps_dim = self.dim_out == dim
         self.value_projection = nn.Identity() if keeps_dim else conv1x1(dim, self.dim_out)
@@ -111,11 +98,8 @@ class PairwiseAttention(Mixer):
     def __init__(
         self, dim: int, dim_out: int | None = None, *, stride: int = 1, scope: int = 7, share: int = 8
     ) -> None:
-        super().__init__(dim, dim_out, stride)
-        check_scope(scope)
-        check_divides("share", share, self.dim_out)
-        depth = max(self.dim_out // 4, 1)
-        self.scope, self.depth = scope, depth
+        super().__init__(dim, dim_out, stride, share=share, scope=scope)
+        self.depth = depth = max(self.dim_out // 4, 1)
         self.projection = conv1x1(dim, 2 * depth + self.dim_out)
         self.position = nn.Linear(2, 2, bias=False)
         self.weighing = _gamma(depth + 2, depth, self.dim_out // share)
@@ -151,11 +135,9 @@ class PatchwiseAttention(Mixer):
     def __init__(
         self, dim: int, dim_out: int | None = None, *, stride: int = 1, scope: int = 7, share: int = 8
     ) -> None:
-        super().__init__(dim, dim_out, stride)
-        check_scope(scope)
-        check_divides("share", share, self.dim_out)
+        super().__init__(dim, dim_out, stride, share=share, scope=scope)
         depth, groups = max(self.dim_out // 4, 1), self.dim_out // share
-        self.scope, self.depth, self.groups = scope, depth, groups
+        self.depth, self.groups = depth, groups
         self.projection = conv1x1(dim, 2 * depth + self.dim_out)
         self.weighing = _gamma(depth * (scope * scope + 1), groups, scope * scope * groups)
 

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from lambdanets.ops.tracing import unfold
 from lambdanets_lab.mixers.attention import attend, extend_keys, extend_queries
-from lambdanets_lab.mixers.local import check_scope
-from lambdanets_lab.mixers.mixer import Mixer, check_divides, conv1x1
+from lambdanets_lab.mixers.mixer import Mixer, conv1x1
 
 TILE = 8  # side of a tile; larger tiles compute more masked pairs, smaller tiles copy more overlapping halos
 
@@ -35,13 +34,10 @@ class LocalAttention(Mixer):
     def __init__(
         self, dim: int, dim_out: int | None = None, *, stride: int = 1, heads: int = 8, scope: int = 7
     ) -> None:
-        super().__init__(dim, dim_out, stride)
-        check_divides("heads", heads, self.dim_out)
-        check_scope(scope)
+        super().__init__(dim, dim_out, stride, heads=heads, scope=scope)
         depth = self.dim_out // heads
         if depth % 2:
             raise ValueError(f"heads must have an even number of channels, got {self.dim_out} / {heads} = {depth}")
-        self.heads, self.scope = heads, scope
         self.projection = conv1x1(dim, 3 * self.dim_out)
         self.row_table = nn.Parameter(torch.empty(heads, scope, depth // 2))
         self.column_table = nn.Parameter(torch.empty(heads, scope, depth // 2))

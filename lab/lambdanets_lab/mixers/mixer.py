@@ -19,14 +19,25 @@ class Mixer(Layer):
         dim_out: number of output channels; default dim.
         stride: stride of the average pooling after the layer, as in `LambdaLayer2d` (Sec. F.2 of the paper); default 1.
 
+    Args of some:
+        heads, share: divisors of dim_out.
+        scope: odd side of a neighborhood, in positions.
+
     Raises ValueError naming the invalid argument.
     """
 
-    def __init__(self, dim: int, dim_out: int | None, stride: int) -> None:
+    def __init__(
+        self, dim: int, dim_out: int | None, stride: int, *, heads: int = 1, share: int = 1, scope: int = 1
+    ) -> None:
         super().__init__()
         dim_out = dim if dim_out is None else dim_out
-        check_sizes(dim=dim, dim_out=dim_out, stride=stride)
-        self.dim, self.dim_out, self.stride = dim, dim_out, stride
+        check_sizes(dim=dim, dim_out=dim_out, stride=stride, heads=heads, share=share, scope=scope)
+        for name, divisor in (("heads", heads), ("share", share)):
+            if dim_out % divisor:
+                raise ValueError(f"{name} must divide dim_out = {dim_out}, got {divisor}")
+        if scope % 2 == 0:
+            raise ValueError(f"scope must be odd, got {scope}")
+        self.dim, self.dim_out, self.stride, self.heads, self.scope = dim, dim_out, stride, heads, scope
         self.pool = average_pool(stride, 2) if stride > 1 else nn.Identity()
 
     def mix(self, x: Tensor) -> Tensor:
@@ -43,7 +54,7 @@ class Mixer(Layer):
         return output.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
     def extra_repr(self) -> str:
-        sizes = [f"{name}={getattr(self, name)}" for name in ("stride", "heads", "scope") if hasattr(self, name)]
+        sizes = [f"{name}={size}" for name in ("stride", "heads", "scope") if (size := getattr(self, name)) > 1]
         return ", ".join([str(self.dim), str(self.dim_out), *sizes])
 
 
@@ -52,13 +63,6 @@ def conv1x1(dim: int, dim_out: int) -> nn.Conv2d:
     convolution = nn.Conv2d(dim, dim_out, 1, bias=False)
     nn.init.normal_(convolution.weight, std=dim**-0.5)
     return convolution
-
-
-def check_divides(name: str, divisor: int, channels: int) -> None:
-    """Raise ValueError unless the argument called `name` has a value, `divisor`, that divides `channels`."""
-    check_sizes(**{name: divisor})
-    if channels % divisor:
-        raise ValueError(f"{name} must divide dim_out = {channels}, got {divisor}")
 
 
 def split_heads(maps: Tensor, heads: int) -> Tensor:

@@ -1,22 +1,19 @@
 """Labels the images of shards with the predictions of a teacher, and writes one table per shard."""
 
-import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lambdanets.data.images import check_unreadable
-from lambdanets.data.shards import open_shards
+from lambdanets.data.shards import ShardedImages, open_shards
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load
 from lambdanets.models.weights import find_weights
-from lambdanets.progress import track
+from lambdanets.progress import Progress
 from lambdanets.records import write_json
+from lambdanets.signals import check_signals
 from lambdanets.training.distributed import get_world, set_device
 from lambdanets.work import InUseError, WorkFolder, locked
 from lambdanets_lab.pseudo.tables import DESCRIPTION, Labels, write_table
@@ -46,7 +43,6 @@ def label_shards(
     workers: int = 0,
     max_unreadable: int = 1000,
     device: str | None = None,
-    report: Callable[[str, int, float], None] = lambda name, images, seconds: None,
 ) -> LabelingResult:
     """Write a table with the teacher's most probable classes for each training shard.
 
@@ -54,8 +50,7 @@ def label_shards(
     process are skipped. Thus several processes, such as one per GPU under torchrun, can use the same folder, and each
     shard is labeled once. If a process is killed, another one labels its shard.
 
-    shards: folder or URL of the shards. report: called with name, number of images and seconds of each finished shard.
-    The others are options of `lambdanets pseudo-label`.
+    The arguments are those of `lambdanets pseudo-label`.
 
     Raises InputError if the folder has labels of another teacher, dataset or top, and if more than max_unreadable
     images are unreadable.
@@ -75,44 +70,45 @@ def label_shards(
             write_json(out / DESCRIPTION, asdict(labels), None)
     num_shards = num_images = num_in_progress = 0
     unreadable: list[str] = []
-    for index, name in enumerate(names):
-        table = out / f"{name}.parquet"
-        if table.is_file():
-            continue
-        try:
-            with locked(out / f".{name}.lock", table):
-                if table.is_file():
-                    continue
-                start = time.monotonic()
-                shard = replace(images, shards=images.shards[index : index + 1])
-                # a shard whose images were all unreadable has no images
-                batches: AbstractContextManager[Any] = nullcontext(())
-                if len(shard):
-                    batches = replace(classifier, images=shard).batches(batch_size=batch_size, workers=workers)
-                with batches as loader:
-                    tracked = track(loader, f"labeling {name}", len(loader), "batches")
-                    positions, classes, probabilities, skipped = _label(classifier, tracked, labels.top)
-                unreadable += skipped
-                check_unreadable(unreadable, max_unreadable)
-                keys = [shard.key(int(position)) for position in positions]
-                write_table(table, keys, positions, classes, probabilities)
-                report(name, len(keys), time.monotonic() - start)
-                num_shards, num_images = num_shards + 1, num_images + len(keys)
-        except InUseError:
-            num_in_progress += 1
+    missing = [number for number, name in enumerate(names) if not (out / f"{name}.parquet").is_file()]
+    total = sum(images.shard_sizes[number] for number in missing)
+    with Progress("labeling", total, "images") as progress:
+        for number in missing:
+            table, shard = out / f"{names[number]}.parquet", images.select_shards([number])
+            try:
+                with locked(out / f".{names[number]}.lock", table):
+                    if table.is_file():  # by now, of another process
+                        progress.update(len(shard))
+                        continue
+                    positions, classes, probabilities, skipped = _label(
+                        classifier, shard, labels.top, progress, batch_size=batch_size, workers=workers
+                    )
+                    unreadable += skipped
+                    check_unreadable(unreadable, max_unreadable)
+                    keys = [shard.key(int(position)) for position in positions]
+                    write_table(table, keys, positions, classes, probabilities)
+                    num_shards, num_images = num_shards + 1, num_images + len(keys)
+            except InUseError:
+                num_in_progress += 1
+                progress.update(len(shard))
     return LabelingResult(num_shards, num_images, tuple(unreadable), num_in_progress)
 
 
 def _label(
-    classifier: Classifier, batches: Iterable[Any], top_k: int
+    classifier: Classifier, images: ShardedImages, top_k: int, progress: Progress, **options: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Return positions (n,), classes and probabilities (n, top_k), and messages about unreadable images."""
     parts = [(np.empty(0, np.int64), np.empty((0, top_k), np.int64), np.empty((0, top_k)))]
     unreadable: list[str] = []
-    for batch in batches:
-        unreadable += batch.unreadable
-        if len(batch.targets):
-            top = classifier.probabilities(batch.images).topk(top_k)
-            parts.append((batch.indices.numpy(), top.indices.numpy(), top.values.numpy()))
+    if not len(images):  # all images of the shard were unreadable
+        return *parts[0], unreadable
+    with replace(classifier, images=images).batches(**options) as batches:
+        for batch in batches:
+            unreadable += batch.unreadable
+            if len(batch.targets):
+                top = classifier.probabilities(batch.images).topk(top_k)
+                parts.append((batch.indices.numpy(), top.indices.numpy(), top.values.numpy()))
+            check_signals()
+            progress.update(len(batch.indices) + len(batch.unreadable))
     positions, classes, probabilities = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     return positions, classes, probabilities, unreadable

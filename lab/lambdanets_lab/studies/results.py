@@ -11,7 +11,7 @@ from pydantic import Field
 
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.records import read_json, write_json
+from lambdanets.records import parse_json, write_json
 from lambdanets.terminal import plural
 from lambdanets.work import locked
 from lambdanets_lab import plot_style
@@ -85,7 +85,8 @@ def read_comparison(*paths: Path) -> Comparison:
 
     Raises InputError for other files, and if a run occurs twice.
     """
-    contents = {path: read_json(path, Comparison) for path in paths}
+    kind = "results.json of lambdanets compare"
+    contents = {path: parse_json(path.read_bytes(), Comparison, f"{path} must be {kind}") for path in paths}
     first = contents[paths[0]]
     runs: dict[tuple[str, int], RunResult] = {}
     for path, content in contents.items():

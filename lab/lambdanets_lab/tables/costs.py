@@ -1,24 +1,20 @@
-"""Computed costs: exponents of the time of lambda layers (Tables 2, 6 and 7), and memory by the paper's formulas."""
+"""Computed costs: multiply-adds of lambda layers (Tables 2, 6 and 7), and memory by the paper's formulas."""
 
-import functools
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets.ops import lambda_interaction
 
-# At these sizes, lower-order terms such as the cost of applying lambdas change the exponents by less than this.
-TOLERANCE = 0.05
-_SIZES = {"b": 2, "n": 2048, "m": 2048, "k": 8, "d": 128, "h": 2}
-_FACTOR = 4  # by which one of the sizes is increased
-_LAYERS: dict[tuple[str, str], dict[str, Any]] = {
-    ("2", "lambda layer"): {},
-    ("6", "multi-head"): {"multi_head": True},
-    ("6", "multi-query"): {},
-    ("7", "u>1"): {"u": 2},
+# All differ, so that each factor of a term shows; m is large, since the paper's terms omit the application of lambdas.
+_SIZES = {"b": 3, "n": 2048, "m": 1024, "k": 8, "d": 160, "h": 5, "v": 160 // 5, "u": 2}
+# Axes that keys, values and embeddings of a layer have in addition: the first one, and the last one.
+_LAYERS = {
+    ("2", "lambda layer"): ("", ""),
+    ("6", "multi-head"): ("h", ""),
+    ("6", "multi-query"): ("", ""),
+    ("7", "u>1"): ("", "u"),
 }
 
 GIB, MIB = 2**30, 2**20
@@ -48,39 +44,17 @@ _MEMORY: dict[tuple[str, str], float] = {
 }
 
 
-@functools.cache
-def exponents(table: str, row: str) -> dict[str, float] | None:
-    """Return the exponents of multiply-adds counted on the meta device; None for a row that is not a lambda layer."""
+def multiply_adds_per_term(table: str, row: str, term: str) -> float | None:
+    """Return the multiply-adds of a lambda layer at _SIZES / a term such as "bnmkd/h"; None for other layers."""
     if (table, row) not in _LAYERS:
         return None
-    sizes = _SIZES | _LAYERS[table, row]
-    increased = {name: sizes | {name: sizes[name] * _FACTOR} for name in sizes if name != "multi_head"}
-    return {
-        name: math.log(_multiply_adds(**others) / _multiply_adds(**sizes), _FACTOR)
-        for name, others in increased.items()
-    }
-
-
-def matches_term(term: str, exponents: Mapping[str, float]) -> bool:
-    """Whether exponents equal those of a term such as 'bnmkd/h', and 0 for sizes that it does not contain."""
-    numerator, _, denominator = term.partition("/")
-    expected = dict.fromkeys(numerator, 1) | dict.fromkeys(denominator, -1)
-    return all(abs(exponent - expected.get(name, 0)) <= TOLERANCE for name, exponent in exponents.items())
-
-
-def _multiply_adds(
-    *, b: int, n: int, m: int, k: int, d: int, h: int, u: int | None = None, multi_head: bool = False
-) -> float:
-    lead, intra_depth = (h,) if multi_head else (), () if u is None else (u,)
+    h, u = _LAYERS[table, row]
     with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        lambda_interaction(
-            torch.empty(b, h, n, k),
-            torch.empty(b, *lead, m, k, *intra_depth),
-            torch.empty(b, *lead, m, d // h, *intra_depth),
-            torch.empty(*lead, n, m, k, *intra_depth),
-            multi_head=multi_head,
-        )
-    return counter.get_total_flops() / 2
+        shapes = "bhnk", f"b{h}mk{u}", f"b{h}mv{u}", f"{h}nmk{u}"
+        factors = [torch.empty([_SIZES[axis] for axis in shape]) for shape in shapes]
+        lambda_interaction(*factors, multi_head=bool(h))
+    numerator, denominator = (math.prod(_SIZES[axis] for axis in part) for part in (*term.split("/"), "")[:2])
+    return counter.get_total_flops() / 2 * denominator / numerator
 
 
 def paper_memory(table: str, row: str) -> float | None:

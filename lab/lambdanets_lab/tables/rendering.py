@@ -43,8 +43,8 @@ _OPENING = """\
     lambdanets tables 12 --measured speed/results.json  # show these next to the paper's, with ratios to a baseline
     lambdanets tables --figures figures                 # accuracy over time (Figure 4), FLOPs over scope (Table 10)
 
-The tables of the paper (Bello, ICLR 2021), with our numbers next to the paper's. Parameters and FLOPs are counted on
-the models, memory is computed by the paper's formulas, and complexities are fitted. Accuracies are the paper's; they
+The tables of the paper (Bello, ICLR 2021), with our numbers next to the paper's. Parameters, FLOPs and the
+multiply-adds of complexities are counted, memory is computed by the paper's formulas. Accuracies are the paper's; they
 were not reproduced. Numbers in brackets refer to the notes below a table. This command generates the page:
 
     lambdanets tables --measured experiments/results/xeon-2-cores/tables/*.json --figures docs/tables \\

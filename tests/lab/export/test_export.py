@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import subprocess
+from collections import UserDict, namedtuple
 from pathlib import Path
 
 import pytest
@@ -86,13 +87,26 @@ def test_dynamic_file_is_compared_only_at_batches_that_the_network_takes(tmp_pat
     assert [*exported.errors] == [(6, 3, 6, 8)]  # not 1 or 7 slices, of which two are a volume
 
 
-class NotExportable(nn.Module):
-    def __init__(self):
+class Returning(nn.Module):
+    """A convolution whose outputs are returned by a function of it."""
+
+    def __init__(self, make_outputs):
         super().__init__()
-        self.convolution = nn.Conv2d(3, 4, 1)
+        self.convolution, self.make_outputs = nn.Conv2d(3, 4, 1), make_outputs
 
     def forward(self, images):
-        return self.convolution(images) if images.sum() >= 0 else images
+        return self.make_outputs(self.convolution(images))
+
+
+@pytest.mark.parametrize(
+    ("returned", "names"), [(UserDict, ("a", "b")), (namedtuple("Pair", "a b"), ("output_0", "output_1"))]
+)
+def test_network_may_return_other_mappings_and_sequences(returned, names, tmp_path):
+    network, images = Returning(lambda y: returned(a=y, b=y.mean((2, 3)))), torch.randn(1, 3, 8, 8)
+    exported = ln.export(network, tmp_path / "m.pt2", to="pt2", image_size=8)
+    assert exported.graph.outputs == names
+    assert type(torch.export.load(exported.path).module()(images)) is (dict if returned is UserDict else tuple)
+    torch.testing.assert_close(exported.run(images)[1], network.convolution(images).mean((2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -101,13 +115,26 @@ class NotExportable(nn.Module):
         (lambda network: network, "m.onnx", {"to": "tensorrt"}, "to must be one of onnx, openvino, pt2, aoti, got"),
         (lambda network: 3, "m.onnx", {}, "model must be a trained model or a network, got int"),
         (lambda network: nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
-        (lambda network: NotExportable(), "m.onnx", {"image_size": 8}, "cannot be exported by torch.export"),
+        (
+            lambda network: Returning(lambda y: y if y.sum() >= 0 else -y),
+            "m.onnx",
+            {},
+            "cannot be exported by torch.ex",
+        ),
         (
             lambda network: nn.Sequential(nn.Conv2d(3, 3, 1), nn.AvgPool2d(2, ceil_mode=True)),
             "m.xml",
             {"to": "openvino", "image_size": 1},
-            "cannot be converted to OpenVINO: .*AveragePool",
+            "cannot be converted to OpenVINO: its pools must not be larger than their maps; choose a larger image_size",
         ),
+        (
+            lambda network: nn.Sequential(nn.Conv2d(3, 3, 1), nn.AvgPool2d(2, ceil_mode=True)),
+            "m.xml",
+            {"to": "openvino", "image_size": 1, "dynamic": True},
+            r"got inf for images of shape \(1, 3, 1, 1\); no file was written",
+        ),
+        (lambda network: Returning(lambda y: {"y": y, "no": None}), "m.pt2", {"to": "pt2"}, "tensors, got NoneType"),
+        (lambda network: Returning(lambda y: {}), "m.pt2", {"to": "pt2"}, "sequence or mapping of tensors, got none"),
     ],
 )
 def test_invalid_arguments_are_one_line_errors_without_a_file(make_model, name, options, message, network, tmp_path):
@@ -130,7 +157,7 @@ def test_exported_segmenter_has_the_logits_and_the_card(tmp_path):
     assert logits.shape == (2, 3, 40, 56)
 
 
-@pytest.mark.parametrize(("factor", "error"), [(1.01, "1.0e-02"), (torch.nan, "nan")])
+@pytest.mark.parametrize(("factor", "error"), [(1.01, "1.0e-02"), (torch.nan, "inf")])
 def test_file_with_wrong_outputs_is_not_kept(factor, error, tmp_path, monkeypatch):
     open_file = Onnx().open
 

@@ -40,6 +40,8 @@ def test_every_mixer_network_has_outputs_and_gradients(mixer):
     [
         ({"mixer": "global_atention"}, "got 'global_atention'; the nearest is global_attention"),
         ({"mixer": "global_attention", "scope": 3}, "mixer global_attention has no option scope; its options are: hea"),
+        ({"mixer": "local_attention", "scope": 4}, "scope must be odd, got 4"),
+        ({"mixer": "axial_attention", "heads": 7}, "heads must divide dim_out = 64, got 7"),
         ({"mixer": "local_attention", "pattern": "LL"}, "pattern must be four letters"),
         ({"patern": "LLLC"}, "no option 'patern'; the nearest is pattern"),
     ],

@@ -6,8 +6,9 @@ from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import load
 from lambdanets.work import locked
+from lambdanets_lab.pseudo import labeling
 from lambdanets_lab.pseudo.labeling import label_shards
-from lambdanets_lab.pseudo.tables import open_labels, read_table, select
+from lambdanets_lab.pseudo.tables import open_labels, read_table, select, write_table
 from lambdanets_lab.shards import write_shards
 from training.teachers import CLASSES, write_teacher
 
@@ -17,14 +18,6 @@ SHARDS = [f"train-{number:05}" for number in range(8)]
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     return write_teacher(tmp_path_factory.mktemp("teacher") / "run")
-
-
-class StoppedError(Exception):
-    pass
-
-
-def stop(*_):
-    raise StoppedError
 
 
 def read_tables(folder):
@@ -53,19 +46,22 @@ def test_labels_are_the_teachers_most_probable_classes(teacher, shards, tmp_path
     assert index == 16
 
 
-def test_interrupted_labeling_resumes_with_the_next_shard(teacher, shards, tmp_path):
-    with pytest.raises(StoppedError):
-        label_shards(teacher, str(shards), tmp_path / "out", report=stop)
+def test_interrupted_labeling_resumes_with_the_next_shard(teacher, shards, tmp_path, monkeypatch):
+    def write_and_stop(*table):
+        write_table(*table)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(labeling, "write_table", write_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            label_shards(teacher, str(shards), tmp_path / "out")
     assert [*read_tables(tmp_path / "out")] == SHARDS[:1]
     with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, such as train-00001.parquet; finish lambdanets"):
         select(tmp_path / "out", tmp_path / "selection")
-    reported = []
-    result = label_shards(
-        teacher, str(shards), tmp_path / "out", report=lambda name, images, _: reported.append((name, images))
-    )
-    assert reported == [(name, 2) for name in SHARDS[1:]]
+    result = label_shards(teacher, str(shards), tmp_path / "out")
     assert (result.num_shards, result.num_images) == (7, 14)
-    assert label_shards(teacher, str(shards), tmp_path / "out", report=stop).num_shards == 0
+    monkeypatch.setattr(labeling, "write_table", write_and_stop)
+    assert label_shards(teacher, str(shards), tmp_path / "out").num_shards == 0
 
 
 def test_shard_locked_by_another_process_is_skipped(teacher, shards, tmp_path):

@@ -127,7 +127,7 @@ def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path, monk
         ("runs/lambda-scope=3-seed0/metrics.csv", "split,top1\nval,x\n"),
     ],
 )
-def test_damaged_files_are_named_in_one_line(name, content, recipe, tmp_path, capsys):
+def test_damaged_and_other_files_are_named_in_one_line(name, content, recipe, tmp_path, capsys):
     out = tmp_path / "out"
     plan = make_plan(["scope"], ["3x3"], [0], recipe)
     begin(plan, out)
@@ -139,7 +139,8 @@ def test_damaged_files_are_named_in_one_line(name, content, recipe, tmp_path, ca
     (out / name).write_text(content, encoding="utf-8")
     command = ["compare", "--report", out / name] if name == "results.json" else compare(recipe, out, "3x3")
     (error,) = error_lines(capsys, *command)
-    assert f"{out / name} is damaged: " in error
+    problem = "must be results.json of lambdanets compare" if name == "results.json" else "is damaged"
+    assert f"{out / name} {problem}: " in error
 
 
 @pytest.mark.parametrize(
