@@ -110,7 +110,7 @@ def test_predict_writes_and_prints_a_result_for_each_readable_image(task, runs, 
     readable = [path for path in find_images([str(photos)]).paths if path.name != "text.png"]
     assert len(output.out.splitlines()) == len(readable) + 1
     CHECKS[task](out, readable, output.out.splitlines())
-    assert "skipped 1 unreadable images:\n" in output.err
+    assert "skipped 1 unreadable image:\n" in output.err
     assert "text.png" in output.err
 
 
