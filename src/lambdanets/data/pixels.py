@@ -68,8 +68,7 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
     import imagecodecs
 
     image.fp.seek(0)
-    colors: np.ndarray = imagecodecs.png_decode(image.fp.read())
-    return colors
+    return imagecodecs.png_decode(image.fp.read())
 
 
 def composite_on_white(pixels: np.ndarray, premultiplied: bool = False) -> np.ndarray:
