@@ -226,8 +226,7 @@ def _encoded(file: ImageFile) -> bytes:
         return content.getvalue()
     try:
         with open_image(file) as stream:
-            encoded: bytes = stream.read()
-            return encoded
+            return stream.read()
     except OSError as error:
         raise UnreadableImage(str(file), describe_error(error)) from error
 

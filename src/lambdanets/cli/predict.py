@@ -82,17 +82,18 @@ def main(arguments: list[str]) -> int:
     found = find_images(options.images, predictor.accepts)
     if found.left_out:
         echo(describe_left_out(found.left_out), file=sys.stderr)
-    stretch = None if options.stretch is None else options.stretch == "on"
+    stretch = card.stretch if options.stretch is None else options.stretch == "on"
+    tile_size = getattr(card, "tile_size", None) if options.tile_size is None else options.tile_size
     reading = {"channel": options.channel, "stretch": stretch}
-    if "tile_size" in defaults:
-        reading["tile_size"] = task_options["tile_size"]
     images_hash = hashlib.sha256("\n".join(map(str, found.paths)).encode("utf-8", "surrogateescape")).hexdigest()
-    identity = {"weights": weights.sha256()} | task_options | reading | {"images": images_hash}
+    used = {**task_options, **reading, "tile_size": tile_size or None, "images": images_hash}
+    if "tile_size" in defaults:
+        reading["tile_size"] = tile_size or 0
     out = out or Path(predictor.default_out)
     with (
         _open_output(out, is_file=bool(Path(predictor.default_out).suffix)) as path,
         resumable(f"finished images are saved in {path}; run the same command to resume", path),
-        open_journal(path, identity) as journal,
+        open_journal(path, {"weights": weights.sha256(), **used}) as journal,
     ):
         _predict(predictor, found.paths, journal, out, task_options, batch_size=options.batch_size, **reading)
     return 0

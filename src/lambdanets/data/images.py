@@ -106,8 +106,8 @@ def open_image(source: Any) -> AbstractContextManager[Any]:
     """Open a source of `read_image`, for a `with` block. Raises OSError."""
     if isinstance(source, str | os.PathLike):
         return open_regular(source)
-    file: AbstractContextManager[Any] = source.open() if hasattr(source, "open") else nullcontext(source)
-    return file  # nullcontext leaves a file of the caller open
+    # nullcontext leaves a file of the caller open
+    return source.open() if hasattr(source, "open") else nullcontext(source)
 
 
 def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:

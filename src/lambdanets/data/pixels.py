@@ -46,7 +46,7 @@ def convert_pixels(pixels: np.ndarray, channel: int | None = None, stretch: bool
     Raises ValueError as `convert_image`, and for integers that no files have: they may be 8-bit values.
     """
     kind, num_bytes = pixels.dtype.kind, pixels.dtype.itemsize
-    if kind not in "buif" or (kind in "ui" and num_bytes > (4 if pixels.ndim == 2 else 2)):
+    if kind not in "buif" or pixels.dtype == np.int8 or (kind in "ui" and num_bytes > (4 if pixels.ndim == 2 else 2)):
         raise ValueError(f"its dtype must be uint8, uint16 or floating point, got {pixels.dtype}")
     pixels = pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels
     pixels = composite_on_white(pixels) if pixels.shape[2:] in ((2,), (4,)) else pixels
@@ -68,8 +68,7 @@ def _deep_pixels(image: Image.Image) -> np.ndarray | None:
     import imagecodecs
 
     image.fp.seek(0)
-    colors: np.ndarray = imagecodecs.png_decode(image.fp.read())
-    return colors
+    return imagecodecs.png_decode(image.fp.read())
 
 
 def composite_on_white(pixels: np.ndarray, premultiplied: bool = False) -> np.ndarray:

@@ -64,8 +64,7 @@ class ShardList:
 def open_shard(location: str, shard: Shard) -> BinaryIO:
     """Open a shard in a folder, or a downloaded copy of one at a URL. Raises OSError."""
     path = f"{location}/{shard.name}"
-    file: BinaryIO = _remote().open_shard(path, shard) if is_url(location) else open_regular(path)
-    return file
+    return _remote().open_shard(path, shard) if is_url(location) else open_regular(path)
 
 
 def read_shard_list(location: str) -> ShardList:

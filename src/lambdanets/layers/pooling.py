@@ -19,8 +19,7 @@ class AveragePool3d(nn.AvgPool3d):
         size, stride, border = self.kernel_size, self.stride, self.padding
         slices = pool(input.transpose(1, 2).flatten(0, 1), size, stride, border)
         maps = slices.unflatten(0, (input.shape[0], input.shape[2])).transpose(1, 2)
-        pooled: Tensor = pool(maps.flatten(3), (size, 1), (stride, 1), (border, 0)).unflatten(3, maps.shape[3:])
-        return pooled
+        return pool(maps.flatten(3), (size, 1), (stride, 1), (border, 0)).unflatten(3, maps.shape[3:])
 
 
 def average_pool(stride: int, dimensions: int) -> nn.Module:

@@ -16,15 +16,7 @@ from torch import Tensor, nn
 
 from lambdanets.adoption import adopt, foreign_layers
 from lambdanets.errors import InputError, nearest_hint, one_line
-from lambdanets.models.weights import (
-    CONFIG,
-    FOLDER,
-    find_weights,
-    load_tensors,
-    local_path,
-    match_names,
-    read_weights,
-)
+from lambdanets.models.weights import CONFIG, FOLDER, find_weights, load_tensors, local_path, match_names, read_weights
 
 # Arguments of timm's functions that extract features or load weights, from files or URLs, and not of an architecture.
 _LOADING_ARGUMENTS = {

@@ -7,6 +7,7 @@ and maps, as at 7x7. Without compiled kernels, it is `query_order` or `row_trans
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from lambdanets.errors import check_choice
 from lambdanets.ops.position.algorithm import Algorithm, Cost, Problem
 from lambdanets.ops.position.fused import Fused
 from lambdanets.ops.position.native import Native
@@ -62,9 +63,7 @@ def _exceeds_limit(cost: Cost | None) -> bool:
 
 def check_algorithm(algorithm: str) -> None:
     """Raise ValueError unless `algorithm` is "auto" or a name in ALGORITHMS."""
-    if algorithm not in ("auto", *ALGORITHMS):
-        names = ", ".join(["auto", *ALGORITHMS])
-        raise ValueError(f"algorithm must be one of {names}; got {algorithm!r}")
+    check_choice("algorithm", algorithm, ("auto", *ALGORITHMS))
 
 
 @lru_cache(maxsize=4096)

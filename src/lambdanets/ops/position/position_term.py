@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from lambdanets.ops.position.algorithm import Algorithm, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.choose import Plan, choose
 from lambdanets.ops.position.dilation import redilate, undilate
+from lambdanets.ops.position.exported import interact_in_graph
 from lambdanets.ops.precision import accumulation_dtype, without_autocast
 from lambdanets.ops.tables import crop_to_grid, mask_future
 from lambdanets.ops.tracing import is_exporting
@@ -53,15 +54,11 @@ def compute_position_term(
         return redilate(output, grid, dilation)
     is_compiling = torch.compiler.is_compiling()
     if torch.jit.is_tracing() or (is_compiling and is_exporting()):
-        from lambdanets.ops.position.exported import interact_in_graph
-
         return interact_in_graph(queries, table, values, content, grid, causal)
     if is_compiling or (
         torch._C._len_torch_dispatch_stack() and any(isinstance(side, torch.SymInt) for side in queries.shape)
     ):
-        from lambdanets.ops.position.torch_compile import position_interaction_operator
-
-        return position_interaction_operator(queries, table, values, content, grid, causal, algorithm)
+        return torch.ops.lambdanets.position_interaction(queries, table, values, content, grid, causal, algorithm)
     plan = make_plan(queries, table, values, content, grid, causal, algorithm, channels_first)
     return apply_plan(queries, table, values, content, plan)
 
@@ -212,10 +209,8 @@ def _need_operator(queries: Tensor, table: Tensor, values: Tensor) -> bool:
 def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
     """Compute the output (b, h, n, v)."""
     if _need_operator(queries, table, values):
-        from lambdanets.ops.position.torch_compile import position_interaction_operator
-
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm)
-        return position_interaction_operator(queries, table, values, content, *options)
+        return torch.ops.lambdanets.position_interaction(queries, table, values, content, *options)
     algorithm = plan.implementation
     batch, heads, n, _ = queries.shape
     if batch == 0:
@@ -226,8 +221,7 @@ def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor 
     for q, v, c in _split_batch(algorithm.batch, *factors):
         outputs.append(algorithm.forward(q, prepared, v, c))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    result: Tensor = _owned(output, algorithm.result_dtype)
-    return result
+    return _owned(output, algorithm.result_dtype)
 
 
 def run_backward(
@@ -249,10 +243,9 @@ def run_backward(
     if not any(needs):
         return None, None, None, None
     if _need_operator(queries, table, values):
-        from lambdanets.ops.position.torch_compile import backward_operator
-
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm, list(needs))
-        gradients = backward_operator(grad_output, queries, table, values, content, *options)
+        operator = torch.ops.lambdanets.position_interaction_backward
+        gradients = operator(grad_output, queries, table, values, content, *options)
         q, r, v, c = (x if needed else None for x, needed in zip(gradients, needs, strict=True))
         return q, r, v, c
     algorithm = plan.implementation
