@@ -83,10 +83,11 @@ def write_shards(
         "check_images": check_images,
     }
     folder = WorkFolder(out, options, _OPTIONS)
-    if (out / SHARD_LIST).is_file():  # perhaps copied without hidden files
-        content = read_shard_list(str(out))
+    # perhaps copied without hidden files; an index has no metadata
+    if (out / SHARD_LIST).is_file() and (content := read_shard_list(str(out))).metadata:
         folder.check(content.metadata)
         return content
+    folder.is_started()
     for name, split in splits.items():
         load = partial(_read, split, check=check_images)
         check_readable(load, len(split.keys), "training" if name == "train" else name, max_unreadable)

@@ -76,7 +76,8 @@ class WorkFolder:
         """Whether the folder has output of the same identity. Raises InputError if it has other output or files."""
         if not self.path.is_dir():
             if self.path.exists() or self.path.suffix.lower() in _FILES:
-                raise InputError(f"{self.path} must be a folder, got a file; choose another path")
+                got = "a file" if self.path.exists() else "the name of a file"
+                raise InputError(f"{self.path} must be a folder, got {got}; choose another path")
             return False
         if not self.file or not (self.path / self.file).is_file():
             if foreign := sorted(entry.name for entry in self.path.iterdir() if not _is_ignored(entry)):

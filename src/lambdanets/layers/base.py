@@ -154,7 +154,7 @@ class LambdaBase(Layer, ABC):
             sides = tuple(sides) if isinstance(sides, Sequence) else (sides,) * self.dimensions
             if len(sides) != self.dimensions:
                 name = "scope" if grid is None else "grid"
-                raise ValueError(f"{name} must have {self.dimensions} sides, got {grid or scope}")
+                raise ValueError(f"{name} must have {self.dimensions} side(s), got {grid or scope}")
             table_heads = heads if multi_head else None
             embedding = RelativeEmbedding(sides, query_depth, intra_depth, heads=table_heads, **factory_kwargs)
         self.embedding = embedding

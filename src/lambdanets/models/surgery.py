@@ -63,7 +63,7 @@ def replace_convolutions(
             convolution = convolutions[name]
             expected = (convolution.in_channels, convolution.out_channels, convolution.stride)
             actual = (layer.dim, layer.dim_out, (layer.stride,) * layer.dimensions)
-            if actual != expected:
+            if actual != expected or layer.is_token_layer:
                 raise InputError(
                     f"make_layer must return a layer with the input and output channels and strides {expected} of "
                     f"{name}, got {actual}; pass conv.in_channels, conv.out_channels and stride=conv.stride[0] to "
