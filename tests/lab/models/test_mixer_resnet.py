@@ -41,7 +41,6 @@ def test_every_mixer_network_has_outputs_and_gradients(mixer):
         ({"mixer": "global_atention"}, "got 'global_atention'; the nearest is global_attention"),
         ({"mixer": "global_attention", "scope": 3}, "mixer global_attention has no option scope; its options are: hea"),
         ({"mixer": "local_attention", "pattern": "LL"}, "pattern must be four letters"),
-        ({"patern": "LLLC"}, "no option 'patern'; the nearest is pattern"),
     ],
 )
 def test_rejects_invalid_arguments(options, message):
