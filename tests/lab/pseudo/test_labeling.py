@@ -9,6 +9,7 @@ from lambdanets.work import locked
 from lambdanets_lab.pseudo.labeling import label_shards
 from lambdanets_lab.pseudo.tables import open_labels, read_table, select
 from lambdanets_lab.shards import write_shards
+from training.runs import CrashError, crash
 from training.teachers import CLASSES, write_teacher
 
 SHARDS = [f"train-{number:05}" for number in range(8)]
@@ -17,14 +18,6 @@ SHARDS = [f"train-{number:05}" for number in range(8)]
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory):
     return write_teacher(tmp_path_factory.mktemp("teacher") / "run")
-
-
-class StoppedError(Exception):
-    pass
-
-
-def stop(*_):
-    raise StoppedError
 
 
 def read_tables(folder):
@@ -54,8 +47,8 @@ def test_labels_are_the_teachers_most_probable_classes(teacher, shards, tmp_path
 
 
 def test_interrupted_labeling_resumes_with_the_next_shard(teacher, shards, tmp_path):
-    with pytest.raises(StoppedError):
-        label_shards(teacher, str(shards), tmp_path / "out", report=stop)
+    with pytest.raises(CrashError):
+        label_shards(teacher, str(shards), tmp_path / "out", report=crash)
     assert [*read_tables(tmp_path / "out")] == SHARDS[:1]
     with pytest.raises(InputError, match=r"out lacks 7 of 8 tables, such as train-00001.parquet; finish lambdanets"):
         select(tmp_path / "out", tmp_path / "selection")
@@ -65,7 +58,7 @@ def test_interrupted_labeling_resumes_with_the_next_shard(teacher, shards, tmp_p
     )
     assert reported == [(name, 2) for name in SHARDS[1:]]
     assert (result.num_shards, result.num_images) == (7, 14)
-    assert label_shards(teacher, str(shards), tmp_path / "out", report=stop).num_shards == 0
+    assert label_shards(teacher, str(shards), tmp_path / "out", report=crash).num_shards == 0
 
 
 def test_shard_locked_by_another_process_is_skipped(teacher, shards, tmp_path):
