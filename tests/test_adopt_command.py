@@ -10,21 +10,16 @@ import timm
 import torch
 
 import lambdanets as ln
-from commands import error_lines
-from lambdanets.cli import main
+from commands import error_lines, succeed
 from noise_images import write_two_classes
 
 pytestmark = pytest.mark.usefixtures("small_lambda_resnet26t")
 
 
-def adopt(*arguments):
-    return main(["adopt", *map(str, arguments)])
-
-
 def test_adopts_a_model_by_name_beside_an_empty_folder_of_this_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("lambda_resnet26t").mkdir()
-    assert adopt("lambda_resnet26t", "--no-pretrained", "--out", "lambda_resnet26t") == 0
+    succeed("adopt", "lambda_resnet26t", "--no-pretrained", "--out", "lambda_resnet26t")
     *replaced, folder = capsys.readouterr().out.splitlines()
     assert replaced == [f"stages.{name}.self_attn: replaced; same outputs" for name in ("2.1", "3.0", "3.1")]
     assert folder.startswith("model folder: lambda_resnet26t; ")
@@ -56,7 +51,7 @@ def test_adopts_a_folder_that_timm_saved(timm_network, tmp_path):
     for names in (["a", "b", "c"], {"2": "c", "0": "a", "1": "b"}):
         timm.models.save_for_hf(timm_network, tmp_path / "saved", model_config={"label_names": names})
         assert ln.load(tmp_path / "saved").classes == ("a", "b", "c")
-    assert adopt(tmp_path / "saved", "--out", tmp_path / "model") == 0
+    succeed("adopt", tmp_path / "saved", "--out", tmp_path / "model")
     assert ln.load(tmp_path / "model").classes == ("a", "b", "c")
 
 
@@ -79,13 +74,13 @@ def test_refuses_in_one_line(arguments, message, timm_network, tmp_path, monkeyp
 def test_finetuned_adopted_network_is_one_of_timm(tmp_path, monkeypatch):
     write_two_classes(tmp_path / "PHOTOS")
     monkeypatch.chdir(tmp_path)
-    assert adopt("lambda_resnet26t", "--no-pretrained", "--out", "foreign") == 0
+    succeed("adopt", "lambda_resnet26t", "--no-pretrained", "--out", "foreign")
     train = "train finetune --weights foreign --data PHOTOS --run runs/photos"
     small = "--epochs 1 --image-size 32 --batch-size 4 --warmup-epochs 0"
-    assert main([*train.split(), *small.split()]) == 0
+    succeed(*train.split(), *small.split())
     recipe = json.loads(Path("runs/photos/recipe.json").read_text())
     assert (recipe["model"], recipe["mean"]) == ("timm/lambda_resnet26t", [0.485, 0.456, 0.406])
-    assert main(["evaluate", "runs/photos"]) == 0
+    succeed("evaluate", "runs/photos")
     ln.save_pretrained("runs/photos", "finetuned")
     finetuned = timm.create_model("local-dir:finetuned", pretrained=True).eval()
     trained = ln.load("runs/photos", device="cpu")

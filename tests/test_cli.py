@@ -41,7 +41,6 @@ INVALID = """
 --epochs 3 cifar10 | has no argument 'cifar10'
 --mean 0.1 0.2 | mean must be one number or one for each of 1 channels
 --model-options scope | --model-options must be pairs of a name and a value, got 'scope'
---model-options scopes 7 | lambda_resnet20_small has no option 'scopes'; the nearest is scope
 --model-options small_image true scope 7 | has no option 'small_image'; the nearest is small_images
 image_folder | data must be given
 scatered | got 'scatered'; the nearest is scattered_digits

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import lambdanets as ln
-from commands import fail, succeed
+from commands import succeed
 from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations
 from training.teachers import write_teacher
 
@@ -38,7 +38,6 @@ def test_evaluate_reproduces_the_scores_of_the_run_and_writes_them(task, runs, t
     scores = json.loads((tmp_path / "out/scores.json").read_text())
     assert scores == {name: result[name] for name in scores}
     assert {"classification": "top1", "detection": "AP_by_category", "segmentation": "classes"}[task] in scores
-    assert "is not empty, it has" in fail(capsys, "evaluate", runs[task], "--out", tmp_path / "out")
 
 
 def test_evaluation_of_annotated_images_does_not_need_the_training_data(runs, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """`lambdanets.load`, `predict` and `evaluate`, for classifiers and detectors, on every type of image."""
 
-import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -115,16 +114,6 @@ def test_predictions_do_not_depend_on_mode_and_dtype(make, pixels):
         torch.testing.assert_close(getattr(actual, floats), getattr(expected, floats), atol=0.1, rtol=0)
 
 
-def test_detections_do_not_depend_on_other_images_in_the_batch(detector, photo, pixels):
-    image = np.asarray(Image.open(photo).convert("RGB"))
-    images = [image, pixels, image[: image.shape[0] // 2]]
-    for single, batched in zip(detector.predict(images), detector.predict(images, batch_size=3), strict=True):
-        assert single.masks.shape == batched.masks.shape
-        assert torch.equal(single.labels, batched.labels)
-        torch.testing.assert_close(single.boxes, batched.boxes, atol=1e-3, rtol=1e-4)
-    assert single.masks.shape[1:] == images[-1].shape[:2]
-
-
 def test_predict_without_images_returns_an_empty_list(classifier, detector):
     for images in ([], (), np.empty((0, 4, 4, 3), np.uint8), torch.empty(0, 3, 4, 4)):
         assert classifier.predict(images) == detector.predict(images) == []
@@ -205,13 +194,6 @@ def test_load_rejects_paths_that_are_not_models(path):
     with pytest.raises(ValueError, match=r"must be a run folder|is not a checkpoint") as raised:
         ln.load(path)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("task", MODELS)
-def test_evaluation_has_a_short_repr(task, runs):
-    evaluation = ln.load(str(runs[task]), device="cpu").evaluate(workers=1)
-    metric = {"classification": "top1", "detection": "bbox_AP", "segmentation": "dice"}[task]
-    assert re.fullmatch(rf"\w*Evaluation\([24] images, .*{metric} [01]\.\d{{4}}.*\)", repr(evaluation))
 
 
 def test_rejects_invalid_arguments_and_those_of_the_other_task(classifier, detector, segmenter, tmp_path):

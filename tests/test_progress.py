@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -59,6 +60,6 @@ def test_a_terminal_shows_one_line_that_changes(capsys, monkeypatch):
 
 def test_training_prints_epoch_step_loss_and_speed(frequent_lines, quick, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(callbacks, "STEPS_PER_ROW", 1)
-    run.start(quick, tmp_path / "run")
+    run.start(replace(quick, epochs=1), tmp_path / "run")
     output = capsys.readouterr().err
-    assert re.search(r"^epoch [123]/3: \d+ of \d+ steps, .* loss \d+\.\d+, .*images/s", output, flags=re.MULTILINE)
+    assert re.search(r"^epoch 1/1: \d+ of \d+ steps, .* loss \d+\.\d+, .*images/s", output, flags=re.MULTILINE)

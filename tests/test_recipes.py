@@ -61,11 +61,6 @@ def test_the_convolution_baseline_differs_only_in_the_network(name):
     assert (baseline.model, baseline.model_options) != (recipe.model, recipe.model_options)
 
 
-@pytest.mark.parametrize("name", ["objects", "regions", "nuclei", "nuclei_masks"])
-def test_validation_images_are_those_of_the_training_unless_given(name):
-    assert find_recipe(name).validation_images is None
-
-
 def test_imagenet_90_variants_are_the_rows_of_table_12():
     for pattern in ("CCCC", "LCCC", "LLCC", "LLLC", "LLLL", "CLLL", "CCLL", "CCCL"):
         recipe = find_recipe(f"imagenet_90_{pattern.lower()}")

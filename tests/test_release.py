@@ -1,21 +1,16 @@
 """The checks of dev/release.py refuse other versions, uncommitted files, missing files and paths of this machine."""
 
-import importlib
 import tarfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from scripts import load_script
+
+release = load_script("dev/release.py")
 
 
-@pytest.fixture
-def release(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "dev")
-    return importlib.import_module("release")
-
-
-def test_release_needs_one_version_and_a_clean_tree(release, tmp_path):
+def test_release_needs_one_version_and_a_clean_tree(tmp_path):
     (tmp_path / "src/lambdanets").mkdir(parents=True)
     (tmp_path / "src/lambdanets/__init__.py").write_text('__version__ = "1.2.0"\n')
     (tmp_path / "CITATION.cff").write_text("version: 1.2.0\n")
@@ -31,7 +26,7 @@ def test_release_needs_one_version_and_a_clean_tree(release, tmp_path):
         release.check_version(tmp_path)
 
 
-def test_release_refuses_missing_files_and_paths_of_this_machine(release, tmp_path):
+def test_release_refuses_missing_files_and_paths_of_this_machine(tmp_path):
     (tmp_path / "a.py").write_text(f"DATA = '{Path.home() / 'data'}'\n")
     with tarfile.open(tmp_path / "a-1.tar.gz", "w:gz") as sdist:
         for name in ("a.py", "PKG-INFO"):

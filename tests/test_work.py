@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from lambdanets import cli, signals
+from lambdanets.cli import evaluate
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open
 from lambdanets.progress import track
@@ -151,16 +151,6 @@ def test_damaged_journal_is_refused_and_kept(content, tmp_path):
     assert path.read_bytes() == content
 
 
-def run(command):
-    """Run a function as a command of the command line; returns the exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(cli.COMMANDS, "try", "")
-        patch.setitem(
-            sys.modules, "lambdanets.cli.try", SimpleNamespace(main=lambda arguments: command(), __spec__=object())
-        )
-        return cli.main(["try"])
-
-
 def run_forked(command, tmp_path):
     """Run a function as a command in a forked process; returns the exit code and the output."""
     child = os.fork()
@@ -168,7 +158,8 @@ def run_forked(command, tmp_path):
         code = 99
         try:
             sys.stdout = sys.stderr = (tmp_path / "log").open("w", buffering=1)
-            code = run(command)
+            evaluate.main = lambda arguments: command()
+            code = cli.main(["evaluate"])
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), (tmp_path / "log").read_text()

@@ -4,18 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from data.coco.coco_files import png
+from data.coco.coco_files import png, write_folder
 from lambdanets.data.datasets import open_evaluation_images, open_splits
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.errors import InputError
 
 
 def write_classes(folder: Path, **counts: int) -> Path:
-    for name, count in counts.items():
-        (folder / name).mkdir(parents=True)
-        for number in range(count):
-            (folder / name / f"{number}.png").write_bytes(png(value=number))
-    return folder
+    files = {f"{name}/{i}.png": png(value=i) for name, count in counts.items() for i in range(count)}
+    return write_folder(folder, files)
 
 
 def names(images: LabeledImages) -> list[str]:

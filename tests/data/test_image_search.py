@@ -59,13 +59,3 @@ def test_circular_links_of_folders_are_followed_once(tmp_path: Path, links: dict
     for link, target in links.items():
         (tmp_path / link).symlink_to(tmp_path / target)
     assert find_images([str(tmp_path)]).paths == [tmp_path / f"{path}.png" for path in expected.split()]
-
-
-@pytest.mark.parametrize("missing", ["nothing.png", "empty"])
-def test_rejects_an_input_without_matches(tmp_path: Path, missing: str) -> None:
-    touch(tmp_path, "a.png")
-    (tmp_path / "empty").mkdir()
-    pattern = str(tmp_path / missing)
-    with pytest.raises(InputError) as caught:
-        find_images([str(tmp_path / "a.png"), pattern])
-    assert f"'{pattern}'" in str(caught.value)

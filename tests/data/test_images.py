@@ -26,12 +26,6 @@ def make_gradient(mode: str = "RGB") -> Image.Image:
     return Image.fromarray(np.stack([values, values.T, 255 - values], -1)).convert(mode)
 
 
-def test_an_adobe_cmyk_jpeg_is_not_read_inverted(tmp_path: Path) -> None:
-    path = save(tmp_path / "a.jpg", Image.new("CMYK", (8, 8), (0, 0, 0, 255)))
-    assert b"Adobe" in path.read_bytes()[:64]  # Adobe's marker means that the inks are inverted
-    np.testing.assert_allclose(read_image(path).getpixel((0, 0)), (0, 0, 0), atol=8)
-
-
 @pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
 def test_the_first_frame_of_an_animation_is_read(tmp_path: Path, suffix: str) -> None:
     frames = [Image.new("L", (4, 4), 10), Image.new("L", (4, 4), 200)]

@@ -2,7 +2,6 @@
 
 import functools
 import io
-import json
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ import torch
 from PIL import Image
 
 import lambdanets as ln
+from data.coco import coco_files
 from lambdanets.data.coco.images import open_annotated
 from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.data.labeled_images import ImageFiles
@@ -129,22 +129,14 @@ def read_by_page(path, **options):
 WAYS = (read_by_python, read_by_page)
 
 
-def open_annotated_images(paths, sizes, folder):
-    images = [
-        {"id": i, "file_name": path.name, "width": size[0], "height": size[1]}
-        for i, (path, size) in enumerate(zip(paths, sizes, strict=True))
-    ]
-    coco = {"images": images, "annotations": [], "categories": [{"id": 1, "name": "cup"}]}
-    (folder / "objects.json").write_text(json.dumps(coco))
-    return open_annotated(folder / "objects.json", folder / "images")
-
-
 def test_a_file_gives_the_same_pixels_in_every_way(tmp_path):
     (tmp_path / "images").mkdir()
     paths = write(tmp_path / "images", READABLE)
     labeled = ImageFiles(paths, [0] * len(paths))
     images = [labeled.load(index)[0] for index in range(len(paths))]
-    annotated = open_annotated_images(paths, [image.size for image in images], tmp_path)
+    rows = [coco_files.image(i, paths[i].name, image.height, image.width) for i, image in enumerate(images)]
+    coco = coco_files.write(tmp_path / "objects.json", coco_files.content(images=rows))
+    annotated = open_annotated(coco, tmp_path / "images")
     for index, (path, image) in enumerate(zip(paths, images, strict=True)):
         pixels = READABLE[path.name][1]
         if pixels is not None:

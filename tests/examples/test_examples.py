@@ -11,18 +11,12 @@ from scripts import load_script
 from training.runs import SEED
 
 
-@pytest.fixture
-def character_model(monkeypatch):
-    """The script, with a text in which characters are those of six positions before."""
+@pytest.mark.slow
+def test_character_model_is_better_with_the_position_term(monkeypatch, capsys):
     module = load_script("examples/character_model.py")
     generator = random.Random(0)
-    text = "".join(4 * "".join(generator.choices("abcdefgh", k=6)) for _ in range(1000))
+    text = "".join(4 * "".join(generator.choices("abcdefgh", k=6)) for _ in range(1000))  # repeats six characters
     monkeypatch.setattr(module, "read_text", lambda: (text[:-3000], text[-3000:]))
-    return module
-
-
-@pytest.mark.slow
-def test_character_model_is_better_with_the_position_term(character_model, capsys):
     sizes = {"width": 32, "depth": 1, "scope": 15, "length": 64, "batch_size": 16, "generated": 40}
 
     def has_converged(bits):
@@ -31,7 +25,7 @@ def test_character_model_is_better_with_the_position_term(character_model, capsy
         both_improved = content[-1] < content[0] and position[-1] < position[0]
         return both_improved and position[-1] < content[-1] - 0.5
 
-    train_until(has_converged, lambda times: character_model.main(steps=40 * times, seed=SEED, **sizes))
+    train_until(has_converged, lambda times: module.main(steps=40 * times, seed=SEED, **sizes))
     assert "logits of decoding and of a full forward pass differ by at most" in capsys.readouterr().out
 
 

@@ -12,6 +12,7 @@ from lambdanets import (
     decode_step,
     start_decoding,
 )
+from lambdanets.adoption.trial import randomize
 from lambdanets.layers import DenseEmbedding
 
 # layer class, options, grid
@@ -42,15 +43,7 @@ CASES = {
 def make_layer(layer_class, options, dtype=torch.float64):
     torch.manual_seed(0)
     options = {"query_depth": 4, "heads": 2, "scope": 5, "causal": True, "dtype": dtype} | options
-    layer = layer_class(8, **options)
-    torch.nn.init.normal_(layer.value_projection.weight)
-    if layer.position_bias is not None:
-        torch.nn.init.normal_(layer.position_bias)
-    for norm in (layer.query_norm, layer.value_norm):
-        for buffer in norm.buffers():
-            if buffer.is_floating_point():
-                buffer.uniform_(0.5, 1.5)
-    return layer.eval()
+    return randomize(layer_class(8, **options)).eval()
 
 
 def decode(layer, x):

@@ -31,18 +31,10 @@ def test_resizing_keeps_dtype_device_and_requires_grad(requires_grad):
     assert embedding.table.requires_grad == requires_grad
 
 
-@pytest.mark.parametrize(
-    ("scope", "message"),
-    [
-        ((7, 4), r"sides must be 1, 2 or 3 integers, odd and positive, got \(7, 4\)"),
-        ((7,), r"scope must have 2 side\(s\), like the current scope, got \(7,\)"),
-    ],
-    ids=str,
-)
-def test_resize_rejects_invalid_scopes(scope, message):
+def test_resize_rejects_another_number_of_sides():
     embedding = RelativeEmbedding((5, 5), 4)
-    with pytest.raises(ValueError, match=message):
-        embedding.resize(scope)
+    with pytest.raises(ValueError, match=r"scope must have 2 side\(s\), like the current scope, got \(7,\)"):
+        embedding.resize((7,))
     assert embedding.table.shape == (5, 5, 4)
 
 

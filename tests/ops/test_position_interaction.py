@@ -136,21 +136,6 @@ def test_all_algorithms_agree(grid, radius, u, dilation, causal):
 
 
 @algorithms
-def test_causal_outputs_do_not_depend_on_later_positions(algorithm):
-    grid = (4, 5)
-    queries, table, values = make_inputs(grid, (7, 5), 0)
-    changed = values.clone()
-    changed[:, 11:] = 1e6
-    before, after = (
-        position_interaction(queries, table, v, grid, causal=True, algorithm=algorithm) for v in (values, changed)
-    )
-    # Fourier transforms are over whole rows or maps, so future values cancel only up to rounding.
-    rounding = 1e-14 * 1e6 if algorithm in ("row_transform", "native") else 0
-    torch.testing.assert_close(before[:, :, :11], after[:, :, :11], rtol=0, atol=100 * rounding)
-    assert (before[:, :, 11:] - after[:, :, 11:]).abs().max() > 1e5
-
-
-@algorithms
 def test_accepts_any_strides(algorithm):
     queries, table, values = make_inputs((4, 6), (5, 5), 0)
     strided = (

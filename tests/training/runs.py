@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch import nn
 from torch.multiprocessing import start_processes
 
 from lambdanets.recipes.digits import recipe as DIGITS
@@ -74,6 +75,11 @@ def assert_same_result(expected, actual):
     assert metrics[0]
 
 
+def norms(model):
+    """The batch norms of a network."""
+    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
 def initialized_model(recipe, classes):
     """The network of a recipe with its initial weights."""
     model = build_model(recipe, len(classes))
@@ -109,7 +115,7 @@ class CrashError(Exception):
     pass
 
 
-def crash():
+def crash(*_):
     raise CrashError
 
 

@@ -11,14 +11,10 @@ from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.training.distributed import World
 from lambdanets.training.module import TrainingModule, prepare_batch_norm
-from training.runs import load_weights, train_on_ranks
+from training.runs import load_weights, norms, train_on_ranks
 
 # freezes batch norm in the last 4 of 9 steps, when the running statistics are close to those of the images
 FROZEN = {"freeze_batch_norm": 0.4, "batch_norm_momentum": 0.5, "learning_rate": 0.02}
-
-
-def norms(model):
-    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
 def test_all_batch_norms_get_the_momentum_of_the_recipe():

@@ -31,6 +31,7 @@ from training.runs import (
     classification_task,
     exit_codes,
     free_port,
+    norms,
     resume,
     run_on_two_ranks,
     train_on_ranks,
@@ -46,9 +47,8 @@ def gradients(batch_slice: BatchSlice) -> list[torch.Tensor]:
     task = classification_task(RECIPE, model)
     module = TrainingModule(task, 1, batch_slice)
     model.register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
-    for norm in model.modules():
-        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-            norm.eval()
+    for norm in norms(model):
+        norm.eval()
     batches = list(task.training_batches(batch_slice))[batch_slice.accumulation_steps :]
     step = DistributedDataParallel(_Step(module)) if batch_slice.world_size > 1 else _Step(module)
     for batch in batches[: batch_slice.accumulation_steps]:

@@ -25,6 +25,12 @@ def annotation(number: int, image_id: int = 1, **fields: Any) -> dict[str, Any]:
     return defaults | {"segmentation": [SQUARE]} | fields
 
 
+def rectangle(number: int, left: float, top: float, right: float, bottom: float, **fields: Any) -> dict[str, Any]:
+    """The annotation of a filled rectangle."""
+    box, outline = [left, top, right - left, bottom - top], [left, top, right, top, right, bottom, left, bottom]
+    return annotation(number, bbox=box, area=box[2] * box[3], segmentation=[outline], **fields)
+
+
 def content(*annotations: dict[str, Any], images: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     return {
         "images": [image(1), image(2)] if images is None else images,

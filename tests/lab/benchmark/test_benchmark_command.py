@@ -123,12 +123,7 @@ def test_tables_show_the_measured_speeds(tmp_path, capsys):
     assert "Speeds measured on " in printed
 
 
-def rows_with_times(times, **sizes):
-    return [Row(sizes, name, seconds=[seconds] * 3, errors={"output": 1e-7}) for name, seconds in times.items()]
-
-
 def test_exponent_is_fitted_to_the_larger_half_of_sizes():
-    rows = []
-    for n, seconds in ((16, 1.0), (64, 1.0), (256, 2.0), (1024, 8.0)):
-        rows += rows_with_times({"convolution": seconds}, setting="square map", n=n, **{"pass": "inference"})
+    sizes, times = {"setting": "square map", "pass": "inference"}, {16: 1.0, 64: 1.0, 256: 2.0, 1024: 8.0}
+    rows = [Row(sizes | {"n": n}, "convolution", seconds=[seconds]) for n, seconds in times.items()]
     assert fit_exponents(rows) == {("convolution", "square map", "inference"): pytest.approx(1.0)}

@@ -20,12 +20,6 @@ def digits():
     return ln.load("digits")
 
 
-@pytest.fixture(scope="module")
-def prediction(digits):
-    image, caption = example_images(digits)[0]
-    return predict_image(digits, image, caption)
-
-
 def decode(url):
     return base64.b64decode(url.partition(",")[2])
 
@@ -64,7 +58,8 @@ def test_segmented_pixels_are_those_of_predict(trained_segmenter):
     assert summary["layers"] == []
 
 
-def test_maps_have_the_numbers_of_explain(digits, prediction):
+def test_maps_have_the_numbers_of_explain(digits):
+    prediction = predict_image(digits, *example_images(digits)[0])
     layer = prediction.summary["layers"][0]["name"]
     texts = attention_maps(prediction, layer, 1, (3, 5))["texts"]
     explanation = ln.explain(digits, prediction.image)

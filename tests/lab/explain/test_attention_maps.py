@@ -6,6 +6,7 @@ from torch import nn
 
 import lambdanets as ln
 from adoption.foreign_layers import TemporalLambdaUNet
+from lambdanets.adoption.trial import randomize
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.ops import definition
 from lambdanets_lab.explain.attention import compute_attention_map, shared_keys
@@ -30,14 +31,7 @@ MAPS = {
 
 def make_layer(layer_type, options):
     torch.manual_seed(0)
-    layer = layer_type(8, **options).double().eval()
-    with torch.no_grad():
-        for name, tensor in layer.state_dict().items():
-            if "norm" in name and tensor.is_floating_point():
-                tensor.uniform_(0.5, 1.5)
-        if layer.position_bias is not None:
-            layer.position_bias.normal_()
-    return layer
+    return randomize(layer_type(8, **options).double().eval())
 
 
 def assert_reproduces(layer, inputs, output, positions, index):

@@ -22,12 +22,11 @@ from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.tasks.recipes import SegmentationRecipe
 from lambdanets_lab.export.runtimes import RUNTIMES, Onnx
+from scripts import ROOT
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 openvino = pytest.importorskip("openvino", reason="openvino is not installed")
 pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from lab.mixers.reference_mixers import REFERENCES
+from lambdanets.adoption.trial import randomize
 from lambdanets_lab.mixers import MIXERS, option_names
 from lambdanets_lab.mixers.linear import SoftmaxPerformer, orthogonal_rows
 
@@ -16,17 +16,10 @@ WITH_DISTANCE = {name for name in MIXERS if "max_distance" in option_names(name)
 
 
 def build(name, dim=16, dim_out=None, **options):
-    """Return a mixer in float64 whose batch norms have random statistics, weights and biases."""
+    """Return a mixer in float64 with random numbers, also in batch norms."""
     torch.manual_seed(0)
     options = ({"heads": 2} if name in WITH_HEADS else {}) | options
-    layer = MIXERS[name](dim, dim_out, **options).double()
-    for module in layer.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean)
-            nn.init.uniform_(module.running_var, 0.5, 2)
-            nn.init.normal_(module.weight)
-            nn.init.normal_(module.bias)
-    return layer
+    return randomize(MIXERS[name](dim, dim_out, **options).double())
 
 
 def random_maps(*shape, dtype=torch.float64):

@@ -8,39 +8,28 @@ import pytest
 import torch
 from PIL import Image
 
+from data.test_batches import images as make_images
 from data.test_batches import to_tensor
-from lambdanets.data.labeled_images import DatasetItem, ImageBatches, ImageFiles
+from lambdanets.data.labeled_images import ImageBatches, ImageFiles
 from lambdanets.data.order import BatchSlice
 from lambdanets_lab.pseudo.student import StudentImages, StudentOrder, StudentTask
 
 
 class SoftLabeled(ImageFiles):
-    """Images in shards with soft labels over 3 classes."""
-
-    shard_sizes: list[int]
+    """Images in shards with soft labels over 3 classes, of brightness 100, 101, ..."""
 
     def load(self, index: int) -> tuple[Image.Image, np.ndarray]:
-        image, label = super().load(index)
+        _, label = super().load(index)
         distribution = np.full(3, 0.2, np.float32)
         distribution[label] = 0.6
-        return image, distribution
+        return Image.new("L", (2, 2), 100 + index), distribution
 
 
-def make_images(count, image_class=ImageFiles, first=0, shard_sizes=None):
-    """Make gray images of brightness `first`, `first` + 1, ..., with labels 0, 1, 2, 0, ..."""
-    items = [(Image.new("L", (2, 2), first + index), index % 3) for index in range(count)]
-    files = [DatasetItem(items, index, "numbers") for index in range(count)]
-    labeled = image_class(files, [label for _, label in items])
-    if image_class is not ImageFiles:
-        labeled.shard_sizes = shard_sizes or [count]
-    return labeled
-
-
-def make_loader(*, labeled=11, pseudo=7, pseudo_batch_size=6, batch_size=4, smoothing=0.0, **options):
+def make_loader(*, labeled=11, shard_sizes=(7,), pseudo_batch_size=6, batch_size=4, smoothing=0.0, **options):
     """Load labeled images of brightness 0, 1, ... and pseudo-labeled images of brightness 100, 101, ..."""
-    labeled = make_images(labeled) if isinstance(labeled, int) else labeled
-    pseudo = make_images(pseudo, SoftLabeled, 100) if isinstance(pseudo, int) else pseudo
-    images = StudentImages(labeled, pseudo, 3, smoothing)
+    pseudo = make_images(sum(shard_sizes), SoftLabeled)
+    pseudo.shard_sizes = shard_sizes
+    images = StudentImages(make_images(labeled), pseudo, 3, smoothing)
     batch_slice = options.get("batch_slice", BatchSlice())
     order = StudentOrder(images, batch_size, pseudo_batch_size, 0, batch_slice)
     options = {"seed": 0, "training": True, "workers": 0, "order": order} | options
@@ -58,9 +47,7 @@ def iterate_epochs(batches, count):
 
 @pytest.mark.parametrize("shard_sizes", [[7], [2, 0, 1, 4]])
 def test_pseudo_labeled_images_have_their_own_epochs(shard_sizes):
-    loader = make_loader(
-        labeled=12, pseudo=make_images(7, SoftLabeled, 100, shard_sizes), pseudo_batch_size=4, batch_size=4
-    )
+    loader = make_loader(labeled=12, shard_sizes=shard_sizes, pseudo_batch_size=4)
     # 14 epochs of 3 steps with 4 pseudo-labeled images are 24 epochs over 7 images
     loaded = [number for batch in iterate_epochs(loader, 14) for number in brightness(batch) if number >= 100]
     assert Counter(loaded) == dict.fromkeys(range(100, 107), 24)

@@ -17,26 +17,18 @@ from lambdanets_lab.studies.catalog import MODEL
 from lambdanets_lab.studies.execution import begin, make_plan, read_results, train_all
 from training.runs import at_step
 
+FIELDS = {"image_size": 8, "channels": 3, "epochs": 1, "batch_size": 8, "warmup_epochs": 0}
+
 
 @pytest.fixture
 def recipe(two_classes):
     """A recipe of two steps."""
-    return replace(
-        DIGITS,
-        data=str(two_classes),
-        channels=3,
-        image_size=8,
-        epochs=1,
-        batch_size=8,
-        warmup_epochs=0,
-        model=MODEL,
-        model_options={"pattern": "CCCL"},
-    )
+    return replace(DIGITS, data=str(two_classes), model=MODEL, model_options={"pattern": "CCCL"}, **FIELDS)
 
 
 def recipe_options(recipe):
     """The command-line options of the recipe."""
-    options = ["--image-size", "8", "--channels", "3", "--epochs", "1", "--batch-size", "8", "--warmup-epochs", "0"]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in FIELDS.items()]
     return ["--data", recipe.data, *options, "--model-options", "pattern", "CCCL"]
 
 
@@ -75,19 +67,7 @@ def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, monkey
     assert capsys.readouterr().out == table
 
 
-def test_resume_trains_only_unfinished_runs(recipe, tmp_path):
-    plan = make_plan(["scope"], ["3x3", "7x7"], [0], recipe)
-    begin(plan, tmp_path / "out")
-    first = list(train_all(plan, tmp_path / "out"))
-    _, second = plan.runs()
-    (second.folder(tmp_path / "out") / "result.json").unlink()
-    resumed = list(train_all(plan, tmp_path / "out"))
-    assert [result.variant for result in resumed] == ["lambda scope=7"]
-    assert resumed[0].top1 == first[1].top1
-    assert [r.variant for r in read_results(plan, tmp_path / "out")] == ["lambda scope=3", "lambda scope=7"]
-
-
-def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
+def test_locked_runs_are_skipped_and_resuming_trains_only_them(recipe, tmp_path, capsys):
     plan = make_plan(["scope"], ["3x3", "7x7"], [0], recipe)
     out = tmp_path / "out"
     begin(plan, out)
@@ -96,6 +76,8 @@ def test_runs_locked_by_another_process_are_skipped(recipe, tmp_path, capsys):
     assert "1 run in progress in other processes" in capsys.readouterr().out
     assert [r.variant for r in read_results(plan, out)] == ["lambda scope=7"]
     assert not json.loads((out / "results.json").read_text())["finished"]
+    assert [result.variant for result in train_all(plan, out)] == ["lambda scope=3"]
+    assert [result.variant for result in read_results(plan, out)] == ["lambda scope=3", "lambda scope=7"]
 
 
 def test_a_comparison_of_an_older_version_resumes(recipe, tmp_path):

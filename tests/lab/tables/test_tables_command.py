@@ -13,10 +13,9 @@ from lambdanets_lab.tables import paper
 from lambdanets_lab.tables.paper import NUMBERS, select_numbers
 from lambdanets_lab.tables.plots import draw
 from lambdanets_lab.tables.verdicts import DIFFERS, NOT_REPRODUCIBLE, compare, summary
+from scripts import ROOT
 
 pytestmark = pytest.mark.xdist_group("figures")  # one worker counts the models once
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,12 +1,12 @@
 """The native engine under sanitizers, after forks and interrupts, with few threads; wheels."""
 
 import hashlib
-import importlib
 import os
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ from interactions import needs_native
 
 from lambdanets.ops import position_interaction
 from lambdanets.ops.position.native import FOLDER
+from scripts import ROOT, load_script
 
-ROOT = Path(__file__).parents[3]
 # Teams of threads for one task, tasks in turn, and tiles whose sums are ordered.
 SIZES = {"one task": (30, 30, 4), "many tasks": (9, 9, 70), "tiles": (150, 20, 4)}
 
@@ -66,18 +66,13 @@ def test_data_loader_workers_compute_after_threads_of_their_parent():
 @needs_native
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_eight_callers_with_teams_of_threads_get_the_same_bits(count):
-    expected, actual = digest(), []
-
-    def call():
+    def call(_):
         torch.set_num_threads(count)
-        actual.append(digest())
+        return digest()
 
-    callers = [threading.Thread(target=call) for _ in range(8)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
-    assert actual == [expected] * 8
+    expected = digest()
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(call, range(8))] == [expected] * 8
 
 
 @needs_native
@@ -121,9 +116,8 @@ def test_a_call_after_an_interrupt_is_right():
 
 
 @pytest.fixture
-def wheels(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "native")
-    return importlib.import_module("wheels")
+def wheels():
+    return load_script("native/wheels.py")
 
 
 @pytest.mark.parametrize(

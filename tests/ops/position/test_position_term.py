@@ -1,5 +1,5 @@
 import math
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -169,20 +169,6 @@ def test_bfloat16_content_gradient_sums_the_phases_of_a_dilation_in_float32():
 def test_results_are_thread_safe(algorithm):
     inputs = [make_inputs(GRID, SIDES, batch=batch, heads=heads) for batch, heads in ((2, 1), (3, 2), (1, 3), (2, 4))]
     expected = [run(x, GRID, algorithm=algorithm) for x in inputs]
-    failures = []
-    start = threading.Barrier(len(inputs))
-
-    def run_repeatedly(i):
-        start.wait()
-        try:
-            for _ in range(8):
-                assert_all_close(run(inputs[i], GRID, algorithm=algorithm), expected[i], 0)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run_repeatedly, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    with ThreadPoolExecutor(len(inputs)) as pool:
+        for i, results in enumerate(pool.map(lambda x: run(x, GRID, algorithm=algorithm), 8 * inputs)):
+            assert_all_close(results, expected[i % len(inputs)], 0)

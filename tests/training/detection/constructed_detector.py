@@ -7,14 +7,16 @@ of training and validation. Thus average precision is neither near 0 nor near 1,
 learning rate.
 """
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.ops import nms
 
+from data.coco.coco_files import rectangle
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.images import without_target
 from lambdanets.inference.coco_scores import METRICS
@@ -32,7 +34,7 @@ from training.detection.tiny_detection import (
     tiny_recipe,
     write_scattered_digits,
 )
-from training.runs import read_metrics
+from training.runs import norms, read_metrics
 
 MIN_SIDE = 6  # pixels; for smaller boxes, a small shift changes the IoU too much
 
@@ -64,14 +66,13 @@ def write_constructed_detector(folder: Path, **changes: Any) -> DetectionRecipe:
     names, ids = (tuple(category[field] for category in TWO_CATEGORIES) for field in ("name", "id"))
     card = make_card(DetectorCard, recipe, names, category_ids=ids)
     detector = Detector(_construct(recipe, pixels), card)
+    numbers = itertools.count(1)
     annotations = [
-        _annotation(image.id, ids[label - 1], box, image.width)
+        rectangle(next(numbers), *_shifted(box, image.width), image_id=image.id, category_id=ids[label - 1])
         for image, tensor in zip(images.images, pixels, strict=True)
         for label, box in _without_overlap(detector.infer_tensors([tensor])[0])
     ]
-    edit_annotations(
-        digits / "train.json", annotations=[{"id": number, **entry} for number, entry in enumerate(annotations, 1)]
-    )
+    edit_annotations(digits / "train.json", annotations=annotations)
     save_weights(folder / "initial.safetensors", detector.model, card.to_json())
     return replace(recipe, weights=str(folder / "initial.safetensors"))
 
@@ -87,9 +88,8 @@ def assert_nontrivial_metrics(run: Path) -> None:
 def _construct(recipe: DetectionRecipe, images: list[Tensor]) -> Any:
     torch.manual_seed(recipe.seed)
     model = build_model(recipe, len(TWO_CATEGORIES)).eval()
-    for norm in model.backbone.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            norm.momentum = None  # use the statistics of the next batch
+    for norm in norms(model.backbone):
+        norm.momentum = None  # use the statistics of the next batch
     model.backbone.train()
     model(images)
     model.eval()
@@ -113,17 +113,9 @@ def _without_overlap(detections: Detections) -> list[tuple[int, list[float]]]:
     return [(int(detections.labels[index]), boxes[index].tolist()) for index in kept]
 
 
-def _annotation(image_id: int, category_id: int, box: list[float], image_width: int) -> dict[str, Any]:
-    """Return an annotation of the box, shifted right by a tenth of its width, or left near the image's right edge."""
+def _shifted(box: list[float], image_width: int) -> list[float]:
+    """Return the box, shifted right by a tenth of its width, or left near the image's right edge."""
     left, top, right, bottom = box
-    width, height = right - left, bottom - top
+    width = right - left
     left = left + width / 10 if right + width / 10 <= image_width else max(left - width / 10, 0.0)
-    right = left + width
-    return {
-        "image_id": image_id,
-        "category_id": category_id,
-        "bbox": [left, top, width, height],
-        "area": width * height,
-        "iscrowd": 0,
-        "segmentation": [[left, top, right, top, right, bottom, left, bottom]],
-    }
+    return [left, top, left + width, bottom]

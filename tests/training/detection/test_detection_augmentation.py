@@ -118,7 +118,7 @@ def test_labels_number_the_category_ids_and_crowds_are_left_out():
 
 
 def test_objects_without_remaining_pixels_are_dropped():
-    pixel = coco_files.annotation(1, bbox=[2, 3, 1, 1], segmentation=[[2, 3, 3, 3, 3, 4, 2, 4]], area=1)
+    pixel = coco_files.rectangle(1, 2, 3, 3, 4)
     thin_line = coco_files.annotation(3, bbox=[0, 0, 30, 20], segmentation=[[5, 0, 6, 0, 6, 20, 5, 20]], area=20)
     annotated = annotated_image(pixel, coco_files.annotation(2), thin_line)
     _, target = augment(Image.new("L", (30, 20)), annotated, replace(RECIPE, image_size=15, jitter=(1.0, 1.0)))
@@ -126,8 +126,7 @@ def test_objects_without_remaining_pixels_are_dropped():
 
 
 def test_each_pass_samples_another_subset_of_max_objects():
-    squares = {x: {"bbox": [x, 3, 6, 6], "segmentation": [[x, 3, x + 6, 3, x + 6, 9, x, 9]]} for x in range(1, 13)}
-    annotated = annotated_image(*(coco_files.annotation(x, **fields) for x, fields in squares.items()))
+    annotated = annotated_image(*(coco_files.rectangle(x, x, 3, x + 6, 9) for x in range(1, 13)))
     recipe = replace(RECIPE, image_size=30, jitter=(1.0, 1.0), flip=0.0, max_objects=3)
     sampled = []
     for seed in (0, 1, 2, 0):

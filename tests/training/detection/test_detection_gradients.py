@@ -1,11 +1,10 @@
 import torch
-from torch import nn
 
 from lambdanets.data.batches import Batch
 from lambdanets.tasks.detection import DetectionTask
 from lambdanets.training.initial_weights import build_model
 from training.detection.tiny_detection import tiny_recipe
-from training.runs import task_with
+from training.runs import norms, task_with
 
 
 def test_gradients_of_equal_images_do_not_depend_on_micro_batches(tmp_path):
@@ -17,9 +16,8 @@ def test_gradients_of_equal_images_do_not_depend_on_micro_batches(tmp_path):
     recipe = tiny_recipe(tmp_path, image_size=16, proposals=10, sampled_regions=64, drop_path=0.0)
     torch.manual_seed(0)
     model = build_model(recipe, 10).double().train()
-    for norm in model.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            norm.eval()
+    for norm in norms(model):
+        norm.eval()
     task = task_with(DetectionTask, recipe, model)
     masks = torch.zeros(2, 16, 16, dtype=torch.uint8)
     masks[0, 2:9, 3:10] = masks[1, 7:15, 1:6] = 1

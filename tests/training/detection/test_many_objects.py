@@ -24,8 +24,7 @@ MAX_BYTES = 2**30  # all masks together have 2.8 GB
 
 def square(number):
     x, y = 5 * (number % 200), 7 * (number // 200)
-    polygon = [x, y, x + 4, y, x + 4, y + 4, x, y + 4]
-    return coco_files.annotation(number + 1, bbox=[x, y, 4, 4], area=16, segmentation=[polygon])
+    return coco_files.rectangle(number + 1, x, y, x + 4, y + 4)
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,15 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import nn
 
-from data.coco.coco_files import annotation, image, write
+from data.coco.coco_files import image, rectangle, write
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.detection import DetectionTask
 from lambdanets.training.initial_weights import build_model
 from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
-from training.runs import SEED
+from training.runs import SEED, norms
 
 SIDE, STEPS = 64, 300  # five times the largest number of steps needed with eight seeds
 BOXES = {4: (6, 8, 30, 50), 7: (36, 20, 60, 44)}
@@ -23,11 +22,9 @@ SHADES = {4: 20, 7: 235}
 def write_two_rectangles(folder: Path) -> None:
     """Write an image with a dark and a light object, for training and validation."""
     pixels = torch.full((SIDE, SIDE), 120, dtype=torch.uint8)
-    annotations = []
     for category, (left, top, right, bottom) in BOXES.items():
         pixels[top:bottom, left:right] = SHADES[category]
-        polygon, box = [left, top, right, top, right, bottom, left, bottom], [left, top, right - left, bottom - top]
-        annotations.append(annotation(category, category_id=category, bbox=box, area=None, segmentation=[polygon]))
+    annotations = [rectangle(category, *box, category_id=category) for category, box in BOXES.items()]
     content = {"images": [image(1, height=SIDE, width=SIDE)], "annotations": annotations, "categories": TWO_CATEGORIES}
     (folder / "images").mkdir()
     Image.fromarray(pixels.numpy()).save(folder / "images/1.png")
@@ -44,9 +41,8 @@ def test_overfits_one_image(tmp_path):
     task = DetectionTask(recipe)
     torch.manual_seed(SEED)
     model = build_model(recipe, len(TWO_CATEGORIES))
-    for norm in model.modules():
-        if isinstance(norm, nn.BatchNorm2d):
-            norm.momentum = 0.3
+    for norm in norms(model):
+        norm.momentum = 0.3
     names, ids = ([category[field] for category in TWO_CATEGORIES] for field in ("name", "id"))
     card = make_card(DetectorCard, recipe, names, category_ids=ids)
     detector = Detector(model, card, task.validation)

@@ -17,15 +17,11 @@ def segmenter(trained_segmenter):
     return ln.load(trained_segmenter / "run")
 
 
-@pytest.fixture
-def photos(trained_segmenter):
-    return sorted((trained_segmenter / "digits/train").iterdir())
-
-
-def test_segmentations_have_the_sizes_of_their_images(segmenter, photos):
-    images = [photos[0], Image.new("RGB", (7, 33)), np.zeros((1, 1), np.uint8), torch.rand(3, 50, 18), photos[0]]
+def test_segmentations_have_the_sizes_of_their_images(segmenter, trained_segmenter):
+    photo = min((trained_segmenter / "digits/train").iterdir())
+    images = [photo, Image.new("RGB", (7, 33)), np.zeros((1, 1), np.uint8), torch.rand(3, 50, 18), photo]
     segmentations = segmenter.predict(images, batch_size=3)
-    with Image.open(photos[0]) as image:
+    with Image.open(photo) as image:
         sizes = [image.size[::-1], (33, 7), (1, 1), (50, 18), image.size[::-1]]
     for segmentation, size in zip(segmentations, sizes, strict=True):
         assert segmentation.labels.shape == size
