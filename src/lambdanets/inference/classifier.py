@@ -26,8 +26,6 @@ from lambdanets.models import create_model
 from lambdanets.records import check
 from lambdanets.terminal import csv_table, plural, text_table
 
-PREDICTIONS = ("image", "class", "predicted", "probability")  # columns of predictions.csv
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
@@ -177,7 +175,9 @@ class Classifier(Predictor):
             (self.images.name(index), self.classes[label], self.classes[predicted], round(confidence, 6))
             for index, label, predicted, confidence, _ in evaluation.measures
         ]
-        atomic_write(folder / "predictions.csv", encode_utf8(csv_table([PREDICTIONS, *rows])))
+        atomic_write(
+            folder / "predictions.csv", encode_utf8(csv_table([("image", "class", "predicted", "probability"), *rows]))
+        )
         write_confusion(evaluation, folder)
         super().write_evaluation(evaluation, folder)
 

@@ -146,12 +146,7 @@ class DenseEmbedding(EmbeddingTable):
     """
 
     def __init__(
-        self,
-        positions: int,
-        context_positions: int,
-        query_depth: int,
-        intra_depth: int = 1,
-        **options: Any,
+        self, positions: int, context_positions: int, query_depth: int, intra_depth: int = 1, **options: Any
     ) -> None:
         check_sizes(positions=positions, context_positions=context_positions)
         super().__init__((positions, context_positions), query_depth, intra_depth, **options)
@@ -209,8 +204,6 @@ class EdgeEmbedding(EmbeddingTable):
                 "edges must have shape (3, edges) and types (edges,), with dtype int64, "
                 f"got {tuple(edges.shape)} and {tuple(types.shape)}, {edges.dtype} and {types.dtype}"
             )
-        if not isinstance(size, tuple) or len(size) != 3:
-            raise ValueError(f"size must be (b, n, m), got {size!r}")
         table = self.table.unsqueeze(0) if self.heads is None else self.table  # (h or 1, types, k[, u])
         # the values of tensors are unknown in torch.compile and on the meta device
         if not torch.compiler.is_compiling() and edges.device.type != "meta":

@@ -69,13 +69,7 @@ def _normalize_per_query(keys: Tensor, allowed: Tensor, normalize_keys: str | No
 
 
 def position_interaction(
-    queries: Tensor,
-    table: Tensor,
-    values: Tensor,
-    grid: Sequence[int],
-    *,
-    dilation: int = 1,
-    causal: bool = False,
+    queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int], *, dilation: int = 1, causal: bool = False
 ) -> Tensor:
     """Return the position term of Eq. 2 (b, h, n, v) with relative embeddings e[n,m] = R[m - n] (Sec. 3.3).
 

@@ -25,12 +25,7 @@ _CONVOLUTION_SLOWDOWN = 4  # compared with matrix products
 
 
 def interact_in_graph(
-    queries: Tensor,
-    table: Tensor,
-    values: Tensor,
-    content: Tensor | None,
-    grid: Sequence[int],
-    causal: bool,
+    queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, grid: Sequence[int], causal: bool
 ) -> Tensor:
     """Compute the output (b, h, n, v) for checked tensors with the axis u."""
     content_term = None if content is None else queries.to(content.dtype) @ content.unsqueeze(1)
