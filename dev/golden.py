@@ -105,7 +105,7 @@ def predictions(tree: Path, images: Path, out: Path) -> dict[str, str]:
     """The files that the packaged models write for images, by name, as SHA-256."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    run(tree, f"predict digits {images} --out {out / 'digits.csv'}")
+    run(tree, f"predict digits {images} --out {out / 'digits.jsonl'}")
     run(tree, f"predict nuclei {images} --out {out / 'nuclei'}")
     files = [path for path in sorted(out.rglob("*")) if path.is_file()]
     return {str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
