@@ -204,6 +204,8 @@ class EdgeEmbedding(EmbeddingTable):
                 "edges must have shape (3, edges) and types (edges,), with dtype int64, "
                 f"got {tuple(edges.shape)} and {tuple(types.shape)}, {edges.dtype} and {types.dtype}"
             )
+        if not isinstance(size, tuple) or len(size) != 3:
+            raise ValueError(f"size must be (b, n, m), got {size!r}")
         table = self.table.unsqueeze(0) if self.heads is None else self.table  # (h or 1, types, k[, u])
         # the values of tensors are unknown in torch.compile and on the meta device
         if not torch.compiler.is_compiling() and edges.device.type != "meta":

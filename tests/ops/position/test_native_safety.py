@@ -92,8 +92,8 @@ def test_kernel_shares_threads_of_pytorch_beside_another_openmp_runtime():
 @needs_native
 @pytest.mark.slow
 def test_fewer_threads_than_asked_for_are_right():
-    folder = str(Path(__file__).parent)
-    code = f"import sys; sys.path.insert(0, {folder!r})\nimport test_native_safety as tests\n"
+    folders = [str(Path(__file__).parents[depth]) for depth in (0, 2)]
+    code = f"import sys; sys.path[:0] = {folders}\nimport test_native_safety as tests\n"
     code += "tests.torch.set_num_threads(5)\nprint(tests.digest())"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_THREAD_LIMIT": "3", "OMP_DYNAMIC": "true"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
