@@ -72,7 +72,7 @@ def _classes(model: Classifier, image: Image.Image) -> dict[str, Any]:
 
 def _objects(model: Detector, image: Image.Image, name: str, explanation: Explanation | None) -> dict[str, Any]:
     """Detect objects as `lambdanets predict` does, or take those of the explanation."""
-    if explanation is not None and not is_tiled(image.size, model.card.tile_size or 0):
+    if explanation is not None and not is_tiled(image.size, model.tile_side()):
         detected = Detections.from_outputs(explanation.output[0], model.classes)
     else:
         detected = model.infer([image])[0]

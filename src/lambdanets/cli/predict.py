@@ -83,12 +83,11 @@ def main(arguments: list[str]) -> int:
     if found.left_out:
         echo(describe_left_out(found.left_out), file=sys.stderr)
     stretch = card.stretch if options.stretch is None else options.stretch == "on"
-    tile_size = getattr(card, "tile_size", None) if options.tile_size is None else options.tile_size
     reading = {"channel": options.channel, "stretch": stretch}
     images_hash = hashlib.sha256("\n".join(map(str, found.paths)).encode("utf-8", "surrogateescape")).hexdigest()
-    used = {**task_options, **reading, "tile_size": tile_size or None, "images": images_hash}
     if "tile_size" in defaults:
-        reading["tile_size"] = tile_size or 0
+        reading["tile_size"] = predictor.tile_side(options.tile_size)
+    used = {**task_options, **reading, "tile_size": reading.get("tile_size") or None, "images": images_hash}
     out = out or Path(predictor.default_out)
     with (
         _open_output(out, is_file=bool(Path(predictor.default_out).suffix)) as path,

@@ -42,10 +42,14 @@ class CocoPredictor(Predictor):
         """Categories (id and name), in order of the labels."""
         return tuple(map(Category, self.card.category_ids, self.card.classes))
 
+    def tile_side(self, tile_size: int | None = None) -> int:
+        """Return the side of the tiles for an argument of `predict`, 0 for none."""
+        check("tile_size", tile_size, TileSize | Literal[0] | None)
+        return (getattr(self.card, "tile_size", None) if tile_size is None else tile_size) or 0
+
     def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Any]:
         """Predict on images; those with a side of more than two tiles are divided. Arguments: see `predict`."""
-        check("tile_size", tile_size, TileSize | Literal[0] | None)
-        side = (getattr(self.card, "tile_size", None) if tile_size is None else tile_size) or 0
+        side = self.tile_side(tile_size)
         whole = [image_to_tensor(image) for image in images if not is_tiled(image.size, side)]
         predictions = iter(self.infer_tensors(whole))
         return [

@@ -17,11 +17,7 @@ Where = Callable[[str, Any], bool] | Iterable[str] | str
 
 
 def replace_convolutions(
-    model: nn.Module,
-    make_layer: Callable[[Any], nn.Module],
-    where: Where,
-    *,
-    allow_several_per_block: bool = False,
+    model: nn.Module, make_layer: Callable[[Any], nn.Module], where: Where, *, allow_several_per_block: bool = False
 ) -> list[str]:
     """Replace Conv1d, Conv2d and Conv3d modules of any network in place by `make_layer(convolution)`.
 
