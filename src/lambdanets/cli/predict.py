@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
     from lambdanets.models.weights import find_weights
 
     weights = find_weights(options.model)
-    predictor = load(weights, device=options.device)
+    predictor: Any = load(weights, device=options.device)
     card, defaults = predictor.card, predictor.command_options
     task_options = {**defaults, **options_of_task(options, _OF_SOME_TASKS, defaults, card.task)}
     found = find_images(options.images, predictor.accepts)
