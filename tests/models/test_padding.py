@@ -111,6 +111,7 @@ def test_gradient_checkpointing_recomputes_with_the_sizes_of_its_batch(use_reent
         network = random_network("lambda_resnet50")
         network.set_grad_checkpointing(checkpointing)
         backbone = PyramidBackbone(network, 8).double()
+        add_padding_hooks(backbone)
         total = 0
         for sizes, batch in batches if len(gradients) < 2 else reversed(batches):
             with padded_batch(sizes, batch):

@@ -50,11 +50,9 @@ class PyramidBackbone(nn.Module):
     Args:
         network: network with features_only=True, as created by timm or this package.
         channels: number of channels of each map of the pyramid.
-        hide_padding: make maps at valid positions independent of padding, so that they equal the maps of each image
-            alone, within a `padded_batch`; default True.
     """
 
-    def __init__(self, network: nn.Module, channels: int, *, hide_padding: bool = True) -> None:
+    def __init__(self, network: nn.Module, channels: int) -> None:
         super().__init__()
         info: Any = network.feature_info
         self.network = network
@@ -64,9 +62,6 @@ class PyramidBackbone(nn.Module):
         self.out_channels = channels
         strides = list(info.reduction())
         self.strides = (*strides, 2 * strides[-1])
-        self.hide_padding = hide_padding
-        if hide_padding:
-            add_padding_hooks(self)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         maps = self.network(images)
@@ -238,18 +233,18 @@ def mask_rcnn(
     if unknown := sorted(options.keys() - known.keys()):  # torchvision ignores them
         raise InputError(f"mask_rcnn takes no argument {unknown[0]!r}{nearest_hint(unknown[0], known)}")
     network = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
-    pyramid_backbone = PyramidBackbone(network, pyramid_channels, hide_padding=hide_padding)
+    pyramid_backbone = PyramidBackbone(network, pyramid_channels)
+    head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios))
+    for module in (pyramid_backbone, head) if hide_padding else ():
+        add_padding_hooks(module)
     is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
     # the check takes seconds; LambdaResNets with any options pass it
     if not is_meta and not is_model_in_modules(backbone, "lambda_resnet"):
-        check_padded_batches(pyramid_backbone, backbone)
+        check_padded_batches(pyramid_backbone, backbone, hide_padding)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
     anchors = AnchorGenerator([round(anchor_scale * stride) for stride in strides], tuple(aspect_ratios))
-    head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios))
-    if hide_padding:
-        add_padding_hooks(head)
     num_convs, fc_width = box_layers
     # padding to a multiple of the largest stride makes the sides of each map those of the batch divided by its stride
     defaults = {"min_size": image_size, "max_size": image_size, "rpn_score_thresh": _MIN_OBJECTNESS}

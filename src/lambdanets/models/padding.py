@@ -210,7 +210,7 @@ class _Move(torch.autograd.Function):
         return _Move.apply(grad_output, ctx.sizes, ctx.grid), None, None
 
 
-def check_padded_batches(pyramid: Any, name: str) -> None:
+def check_padded_batches(pyramid: Any, name: str, hide_padding: bool) -> None:
     """Raise InputError unless a network accepts all batches, and its maps ignore padding if it is hidden.
 
     `add_padding_hooks` checks the types of layers, but cannot see operations in `forward`, such as a
@@ -238,7 +238,7 @@ def check_padded_batches(pyramid: Any, name: str) -> None:
             f"{name} does not accept images whose sides are any multiples of {stride}, as batches "
             f"have: {one_line(error)}; use another network"
         ) from error
-    for level, maps in less_padded.items() if pyramid.hide_padding else ():
+    for level, maps in less_padded.items() if hide_padding else ():
         height, width = maps.shape[2], -(-maps.shape[3] * 5 // 8)
         expected, actual = (each[..., :height, :width] for each in (maps, more_padded[level]))
         if not (actual - expected).abs().max() <= _TOLERANCE * expected.abs().max():

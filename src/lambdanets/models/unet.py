@@ -67,7 +67,7 @@ class UNet(nn.Module):
 
         self.in_chans, self.num_features = in_chans, widths[0]
         self.stride = 2 ** (len(widths) - 1)
-        self.feature_info = [  # of timm's features_only
+        self.feature_info = [  # of timm's features_only, by nodes of the graph: the modules are not a sequence
             {"num_chs": width, "reduction": 2**level, "module": f"encoder.{level}"}
             for level, width in enumerate(widths)
         ]
@@ -135,7 +135,7 @@ def lambda_unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     overrides: arguments of `UNet`.
     """
     arguments = {"lambda_stages": 3} | overrides
-    return build_model_with_cfg(UNet, "lambda_unet_small", pretrained, feature_cfg=_features(), **arguments)
+    return build_model_with_cfg(UNet, "lambda_unet_small", pretrained, feature_cfg={"feature_cls": "fx"}, **arguments)
 
 
 @register_model
@@ -145,9 +145,4 @@ def unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
     1.94 million parameters for two classes, 3.0 billion multiply-adds for an image of 256 x 256.
     overrides: arguments of `UNet`.
     """
-    return build_model_with_cfg(UNet, "unet_small", pretrained, feature_cfg=_features(), **overrides)
-
-
-def _features() -> dict[str, Any]:
-    """Features are those of nodes in the graph: the modules are not a sequence. timm empties the dictionary."""
-    return {"feature_cls": "fx"}
+    return build_model_with_cfg(UNet, "unet_small", pretrained, feature_cfg={"feature_cls": "fx"}, **overrides)
