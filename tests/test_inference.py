@@ -114,6 +114,14 @@ def test_predictions_do_not_depend_on_mode_and_dtype(make, pixels):
         torch.testing.assert_close(getattr(actual, floats), getattr(expected, floats), atol=0.1, rtol=0)
 
 
+@pytest.mark.parametrize("make", [make_classifier, make_segmenter])
+def test_predict_rejects_outputs_that_overflow(make, pixels):
+    model = make()
+    nn.init.constant_(model.model.get_classifier().weight, 3e38)
+    with pytest.raises(ValueError, match=r"outputs of .* must be finite, got NaN or inf"):
+        model.predict(pixels)
+
+
 def test_predict_without_images_returns_an_empty_list(classifier, detector):
     for images in ([], (), np.empty((0, 4, 4, 3), np.uint8), torch.empty(0, 3, 4, 4)):
         assert classifier.predict(images) == detector.predict(images) == []
@@ -202,6 +210,8 @@ def test_rejects_invalid_arguments_and_those_of_the_other_task(classifier, detec
             model.predict(ZEROS, tile_size=8)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'tile_size'"):
         classifier.predict(ZEROS, tile_size=64)
+    with pytest.raises(ValueError, match=r"^stretch must be a valid boolean, got 'off'"):
+        classifier.predict(ZEROS, stretch="off")
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'data_root'"):
         ln.evaluate(detector, data_root=tmp_path)
     with pytest.raises(ValueError, match=r"^model must be a model from load or a path, got 5"):

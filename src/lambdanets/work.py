@@ -163,7 +163,7 @@ def open_journal(path: Path, identity: Mapping[str, Any]) -> Iterator[Journal]:
 def check_new_file(path: Path) -> None:
     """Raise InputError if an output file exists."""
     if path.exists():
-        raise InputError(f"{path} exists; choose another file with --out, or remove it to write it again")
+        raise InputError(f"{path} exists; choose another file, or remove it to write it again")
 
 
 def describe_differences(existing: Mapping[str, Any], expected: Mapping[str, Any]) -> str:

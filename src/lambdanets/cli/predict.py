@@ -84,17 +84,16 @@ def main(arguments: list[str]) -> int:
         echo(describe_left_out(found.left_out), file=sys.stderr)
     stretch = card.stretch if options.stretch is None else options.stretch == "on"
     reading = {"channel": options.channel, "stretch": stretch}
+    tiles = {"tile_size": predictor.tile_side(options.tile_size)} if "tile_size" in defaults else {}
     images_hash = hashlib.sha256("\n".join(map(str, found.paths)).encode("utf-8", "surrogateescape")).hexdigest()
-    if "tile_size" in defaults:
-        reading["tile_size"] = predictor.tile_side(options.tile_size)
-    used = {**task_options, **reading, "tile_size": reading.get("tile_size") or None, "images": images_hash}
+    used = {**task_options, **reading, "tile_size": tiles.get("tile_size") or None, "images": images_hash}
     out = out or Path(predictor.default_out)
     with (
         _open_output(out, is_file=bool(Path(predictor.default_out).suffix)) as path,
         resumable(f"finished images are saved in {path}; run the same command to resume", path),
         open_journal(path, {"weights": weights.sha256(), **used}) as journal,
     ):
-        _predict(predictor, found.paths, journal, out, task_options, batch_size=options.batch_size, **reading)
+        _predict(predictor, found.paths, journal, out, task_options, reading, batch_size=options.batch_size, **tiles)
     return 0
 
 
@@ -119,19 +118,32 @@ def _predict(
     journal: Journal,
     out: Path,
     options: Mapping[str, Any],
-    **reading: Any,
+    reading: Mapping[str, Any],
+    **inference: Any,
 ) -> None:
     """Predict on the images that are not in the journal yet, and write the files of all images at the end.
 
+    options: of `Predictor.write` and `finish`. reading: of `decode`. inference: of `stream`.
+
     The files of an image are written before its entry of the journal, so a killed command writes them again.
     """
+    from lambdanets.data.images import UnreadableImage
+
     width = min(max(len(str(path)) for path in paths), 60)
     done = {row["path"] for row in journal.entries}
     if done:
         echo(f"resuming: {len(done)} of {plural(len(paths), 'image')} done", file=sys.stderr)
     remaining = [path for path in paths if str(path) not in done]
     unreadable: list[str] = []
-    predictions = predictor.predict_files(remaining, unreadable, **reading)
+
+    def read() -> Iterator[tuple[Path, Any]]:
+        for path in remaining:
+            try:
+                yield path, next(predictor.decode(path, **reading))
+            except UnreadableImage as error:
+                unreadable.append(str(error))
+
+    predictions = predictor.stream(read(), **inference)
     try:
         for path, image, prediction in track(predictions, "predicting", len(remaining), "images"):
             number = len(journal.entries) + 1

@@ -116,10 +116,7 @@ class Classifier(Predictor):
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the outputs for preprocessed images as `probabilities` does, before the softmax."""
-        logits = self.outputs(images).float().cpu()
-        if not logits.isfinite().all():
-            raise InputError(f"the outputs of {self.card.model} must be finite, got NaN: its weights are damaged")
-        return logits
+        return self.finite_outputs(images).cpu()
 
     def evaluator(self, data: str | None = None, *, data_root: str | None = None) -> Self:
         """Return the evaluator on a dataset with the same classes: its validation split, or all images if it has none.
@@ -208,7 +205,7 @@ def open_splits_of(card: ClassifierCard, data: str, root: str | None = None) -> 
     if is_own and card.held_out and splits.held_out != card.held_out:
         raise InputError(
             f"data must have the same images as when the run started, got '{data}' with others, of "
-            "which it may have trained on any; restore them, or give a folder of new images with --data"
+            "which it may have trained on any; restore them, or give a folder of new images"
         )
     return splits
 

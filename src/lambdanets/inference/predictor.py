@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.image_search import is_image_name
-from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.images import read_image
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, atomic_write
@@ -88,6 +88,14 @@ class Predictor(ABC):
         with evaluation_mode(self.model):
             return self.model(inputs)
 
+    def finite_outputs(self, images: Tensor) -> Tensor:
+        """Return `outputs` in float32. Raises InputError if some are NaN or inf, which would still give classes."""
+        outputs = self.outputs(images).float()
+        if not outputs.isfinite().all():
+            cause = "its weights are damaged, or too large for their dtype"
+            raise InputError(f"the outputs of {self.card.model} must be finite, got NaN or inf: {cause}")
+        return outputs
+
     def predict(
         self,
         images: ImageInputs,
@@ -121,36 +129,12 @@ class Predictor(ABC):
         batch_size = self.default_batch_size if batch_size is None else batch_size
         check("batch_size", batch_size, PositiveInt)
         decoded = enumerate(self.decode(images, channel=channel, stretch=stretch))
-        return [prediction for *_, prediction in self._predict(decoded, batch_size, options)]
+        return [prediction for *_, prediction in self.stream(decoded, batch_size, **options)]
 
-    def predict_files(
-        self,
-        paths: Sequence[Path],
-        unreadable: list[str],
-        batch_size: int = 1,
-        *,
-        channel: int | None = None,
-        stretch: bool | None = None,
-        **options: Any,
-    ) -> Iterator[tuple[Path, Any, Any]]:
-        """Yield path, image and prediction of each readable file; messages about the others go to `unreadable`.
-
-        The other arguments are those of `predict`.
-        """
-
-        def read() -> Iterator[tuple[Path, Any]]:
-            for path in paths:
-                try:
-                    yield path, next(self.decode(path, channel=channel, stretch=stretch))
-                except UnreadableImage as error:
-                    unreadable.append(str(error))
-
-        return self._predict(read(), batch_size, options)
-
-    def _predict(
-        self, images: Iterator[tuple[Any, Any]], batch_size: int, options: Mapping[str, Any]
+    def stream(
+        self, images: Iterator[tuple[Any, Any]], batch_size: int, **options: Any
     ) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield the name, image and prediction of each pair of a name and an image."""
+        """Yield name, image and prediction for each pair of a name and an image from `decode`, of few at a time."""
         while batch := list(islice(images, batch_size)):
             predictions = self.infer([image for _, image in batch], batch_size=batch_size, **options)
             yield from ((*image, prediction) for image, prediction in zip(batch, predictions, strict=True))
@@ -167,6 +151,7 @@ class Predictor(ABC):
         with more than 8 bits: pass their paths.
         """
         check("channel", channel, NonNegativeInt | None)
+        check("stretch", stretch, bool | None)  # "off" would be true
         stretch = self.card.stretch if stretch is None else stretch
         if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
             images = list(images)

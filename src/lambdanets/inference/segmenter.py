@@ -83,7 +83,7 @@ class Segmenter(CocoPredictor):
         """Return the probabilities (B, classes, H, W) of images (B, 3, H, W), as float32 on the CPU."""
         images = images.to(next(self.model.parameters()).device)
         images = normalize(images, [*self.card.mean], [*self.card.std]).contiguous(memory_format=torch.channels_last)
-        return self.outputs(images).float().softmax(1).cpu()
+        return self.finite_outputs(images).softmax(1).cpu()
 
     def _segmentation(self, probabilities: Tensor) -> Segmentation:
         return Segmentation(probabilities.contiguous(), probabilities.argmax(0).byte(), self.classes)

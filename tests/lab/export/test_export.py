@@ -205,7 +205,7 @@ def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     assert len(errors) == 5
     assert "missing/run" in errors[3]
     assert "--out must end in .onnx for --to onnx" in errors[4]
-    assert "model.onnx exists" in errors[0]
+    assert errors[0].endswith("model.onnx exists; choose another file, or remove it to write it again")
     assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
 
 
