@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.inference.detections import COLUMNS, Detections, make_label_image, measure_objects
+from lambdanets.inference.detections import COLUMNS, Detections, measure_objects
 
 
 def detections(boxes, scores, size=(20, 30)):
@@ -20,7 +20,7 @@ def detections(boxes, scores, size=(20, 30)):
 
 def test_labels_are_sorted_by_score_and_the_best_object_is_on_top():
     found = detections([(0, 0, 10, 10), (5, 5, 15, 15), (12, 20, 18, 28)], [0.6, 0.9, 0.7])
-    labels, visible = make_label_image(found, 0.5)
+    labels, visible = found.label_image(0.5)
     assert labels.dtype == np.uint16
     assert visible.scores.tolist() == pytest.approx([0.9, 0.7, 0.6])
     assert labels[7, 7] == 1
@@ -32,14 +32,14 @@ def test_labels_are_sorted_by_score_and_the_best_object_is_on_top():
 
 def test_hidden_and_uncertain_objects_are_left_out():
     found = detections([(2, 2, 4, 4), (0, 0, 10, 10), (12, 12, 14, 14), (15, 0, 18, 3)], [0.6, 0.9, 0.4, 0.5])
-    labels, visible = make_label_image(found, 0.5)
+    labels, visible = found.label_image(0.5)
     assert visible.scores.tolist() == pytest.approx([0.9, 0.5])
     assert np.unique(labels).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("boxes", [[], [(0, 0, 20, 30)]], ids=["no object", "no background"])
 def test_images_may_have_no_object_or_no_background(boxes):
-    labels, visible = make_label_image(detections(boxes, [0.9] * len(boxes)), 0.5)
+    labels, visible = detections(boxes, [0.9] * len(boxes)).label_image(0.5)
     rows = measure_objects(Image.new("L", (30, 20)), labels, visible)
     assert labels.min() == labels.max() == len(rows) == len(boxes)
 
@@ -48,7 +48,7 @@ def test_measurements_are_those_of_the_pixels():
     image = np.zeros((20, 30), np.uint8)
     image[2:6, 10:20] = 100
     image[5, 19] = 200
-    found = make_label_image(detections([(2, 10, 6, 20), (10, 0, 12, 2)], [0.8, 0.9]), 0.5)
+    found = detections([(2, 10, 6, 20), (10, 0, 12, 2)], [0.8, 0.9]).label_image(0.5)
     second, first = measure_objects(Image.fromarray(image), *found)
     assert (first["object"], first["class"], second["class"]) == (2, "nucleus", "debris")
     assert first["score"] == pytest.approx(0.8)

@@ -7,7 +7,7 @@ from PIL import Image
 from skimage.measure import label, regionprops
 
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.inference.detections import Detections, make_label_image
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.tiles import blend_tiles, drop_duplicates
 
@@ -59,7 +59,7 @@ def test_objects_on_seams_are_found_whole_and_once(height, width, batch_size):
     assert detector.largest == 32
     assert objects.size == (height, width)
     assert len(objects) == count
-    labels, visible = make_label_image(objects, 0.5)
+    labels, visible = objects.label_image(0.5)
     assert len(visible) == count
     np.testing.assert_array_equal(labels > 0, pixels > 0)
     assert label(labels > 0).max() == count

@@ -54,9 +54,7 @@ print("boxes", tuple(nuclei.boxes.shape), "masks", tuple(nuclei.masks.shape))
 # tools of microscopy read (ImageJ, QuPath, napari, CellProfiler).
 
 # %%
-labels = np.zeros(nuclei.masks.shape[1:], np.uint16)
-for number in range(len(nuclei), 0, -1):  # the highest score last: it has the pixel where masks overlap
-    labels[nuclei.masks[number - 1].numpy()] = number
+labels, _ = nuclei.label_image()  # where masks overlap, a pixel belongs to the object with the highest score
 tifffile.imwrite("labels.tif", labels)
 
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.6))

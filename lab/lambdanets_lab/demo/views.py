@@ -12,13 +12,7 @@ from pydantic import Field
 
 from lambdanets.errors import InputError
 from lambdanets.inference.classifier import Classifier
-from lambdanets.inference.detections import (
-    COLUMNS,
-    MIN_SCORE,
-    Detections,
-    make_label_image,
-    measure_objects,
-)
+from lambdanets.inference.detections import COLUMNS, MIN_SCORE, Detections, measure_objects
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.figures import brighten, overlay, overlay_classes
 from lambdanets.inference.segmenter import Segmenter
@@ -76,7 +70,7 @@ def _objects(model: Detector, image: Image.Image, name: str, explanation: Explan
         detected = Detections.from_outputs(explanation.output[0], model.classes)
     else:
         detected = model.infer([image])[0]
-    labels, visible = make_label_image(detected, MIN_SCORE)
+    labels, visible = detected.label_image(MIN_SCORE)
     rows = measure_objects(image, labels, visible)
     names = sorted({row["class"] for row in rows})
     counts = [(name, sum(row["class"] == name for row in rows)) for name in names] if len(names) > 1 else []

@@ -19,12 +19,16 @@ from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.evaluation import Evaluation, format_score
-from lambdanets.inference.figures import MAX_CLASSES_WITH_COUNTS, draw_predictions, write_confusion
+from lambdanets.inference.figures import SHEET, new_figure, save_figure
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.models import create_model
 from lambdanets.records import check
-from lambdanets.terminal import csv_table, plural, text_table
+from lambdanets.terminal import csv_table, plural, printable, text_table
+
+COLUMNS, MAX_SHOWN = 8, 32  # in predictions.png
+MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_NAMES = 20, 100  # in a confusion matrix
+WRONG_COLOR, CORRECT_COLOR = "#c2410c", "#15803d"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -175,12 +179,45 @@ class Classifier(Predictor):
         atomic_write(
             folder / "predictions.csv", encode_utf8(csv_table([("image", "class", "predicted", "probability"), *rows]))
         )
-        write_confusion(evaluation, folder)
+        self._write_confusion(evaluation, folder)
         super().write_evaluation(evaluation, folder)
 
     def draw(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Draw predictions.png."""
-        draw_predictions(evaluation, self.images, folder)
+        """Draw predictions.png: errors of decreasing confidence, then correct predictions of increasing confidence."""
+        classes = [printable(name) for name in self.classes]
+        is_correct, confidence = evaluation.labels == evaluation.predicted, evaluation.confidence
+        shown = np.lexsort((np.where(is_correct, 1, -1) * confidence, is_correct))[:MAX_SHOWN]
+        num_rows = -(-len(shown) // COLUMNS)
+        figure = new_figure(1.5 * COLUMNS, 0.5 + 1.95 * num_rows)
+        figure.suptitle(evaluation.counts, fontsize=13)
+        for number, i in enumerate(shown, 1):
+            axis = figure.add_subplot(num_rows, COLUMNS, number)
+            axis.set_axis_off()
+            image, _ = self.images.load(evaluation.measures[i][0])
+            prediction = f"{classes[evaluation.predicted[i]]} {confidence[i]:.2f}"
+            truth = "" if is_correct[i] else f"\nis {classes[evaluation.labels[i]]}"
+            color = CORRECT_COLOR if is_correct[i] else WRONG_COLOR
+            axis.imshow(np.asarray(image), cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255)
+            axis.set_title(prediction + truth, fontsize=9, color=color, parse_math=False)  # names may contain $
+        save_figure(figure, folder / SHEET)
+
+    def _write_confusion(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
+        """Write confusion_matrix.csv and confusion_matrix.png: rows are true classes, columns are predicted ones."""
+        from sklearn.metrics import ConfusionMatrixDisplay  # predictions do not need it
+
+        classes, matrix = self.classes, evaluation.confusion_matrix
+        rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
+        atomic_write(folder / "confusion_matrix.csv", encode_utf8(csv_table([("true \\ predicted", *classes), *rows])))
+        side = min(max(4.0, 0.3 * len(classes)), 24.0)
+        figure = new_figure(side + 1.5, side + 0.5)
+        axis, has_counts = figure.subplots(), len(classes) <= MAX_CLASSES_WITH_COUNTS
+        names = [printable(name).replace("$", r"\$") for name in classes]
+        shown = ConfusionMatrixDisplay(matrix, display_labels=names)
+        shown.plot(ax=axis, include_values=has_counts, cmap="Blues", xticks_rotation="vertical")
+        axis.set_title(evaluation.counts)
+        if len(classes) > MAX_CLASSES_WITH_NAMES:
+            axis.set(xticks=[], yticks=[])
+        save_figure(figure, folder / "confusion_matrix.png")
 
     def write(
         self, prediction: Prediction, image: Image, number: int, stem: Path, options: Mapping[str, Any]

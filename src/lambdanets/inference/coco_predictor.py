@@ -19,7 +19,7 @@ from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 from lambdanets.inference.evaluation import Evaluation
-from lambdanets.inference.figures import draw_pairs
+from lambdanets.inference.figures import SHEET, new_figure, save_figure
 from lambdanets.inference.model_card import CocoCard
 from lambdanets.inference.predictor import Predictor
 from lambdanets.inference.tiles import is_tiled
@@ -88,7 +88,16 @@ class CocoPredictor(Predictor):
         """Draw evenly spaced images with their annotations, and with their predictions, in predictions.png."""
         indices = [index for index, *_ in evaluation.measures]
         positions = np.linspace(0, len(indices) - 1, min(len(indices), MAX_DRAWN)).astype(int)
-        draw_pairs([self.render(*self.images.load(indices[position])) for position in positions], folder)
+        rows = [self.render(*self.images.load(indices[position])) for position in positions]
+        heights = [min(7 * truth.height / truth.width, 20) for truth, _ in rows]
+        figure = new_figure(14, 0.5 + sum(heights))
+        axes = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
+        for axis, title in zip(axes[0], ("ground truth", "prediction"), strict=True):
+            axis.set_title(title, fontsize=16)
+        for axis, image in zip(axes.flat, (image for row in rows for image in row), strict=True):
+            axis.imshow(np.asarray(image))
+            axis.set_axis_off()
+        save_figure(figure, folder / SHEET)
 
     @abstractmethod
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:

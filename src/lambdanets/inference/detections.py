@@ -92,6 +92,27 @@ class Detections:
         """Return the detections with at least this score."""
         return self.select((self.scores >= score).nonzero().flatten().tolist())
 
+    def label_image(self, min_score: float = 0.0) -> tuple[np.ndarray, Self]:
+        """Return a label image (H, W) and its objects: pixels with the value i show the object i - 1.
+
+        min_score: minimum score of the objects to include; default all.
+
+        0 is background. Where masks overlap, a pixel belongs to the object with the highest score. Objects that are
+        completely covered are left out, and labels are consecutive, in descending order of score. The dtype is uint16,
+        or int32 for more than 65,535 objects.
+        """
+        scores = self.scores.numpy()
+        order = np.argsort(-scores, kind="stable")
+        order = order[scores[order] >= min_score]
+        image = np.zeros(self.size, np.int32)
+        for number in range(len(order), 0, -1):
+            top, left, mask = self.crops[order[number - 1]]
+            image[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = number
+        visible = np.bincount(image.ravel())[1:].nonzero()[0]
+        labels = np.zeros(len(order) + 1, np.uint16 if len(visible) < 2**16 else np.int32)
+        labels[visible + 1] = np.arange(1, len(visible) + 1)
+        return labels[image], self.select(order[visible].tolist())
+
     def __repr__(self) -> str:
         objects = zip(self.class_names, self.scores.tolist(), strict=True)
         shown = [f"{name} {score:.3f}" for name, score in islice(objects, 3)]
@@ -101,28 +122,6 @@ class Detections:
 def _crop(mask: np.ndarray) -> CroppedMask:
     left, top, right, bottom = Image.fromarray(mask).getbbox() or (0, 0, 0, 0)
     return CroppedMask(top, left, mask[top:bottom, left:right].copy())  # a view would keep the whole mask
-
-
-def make_label_image(objects: Detections, min_score: float) -> tuple[np.ndarray, Detections]:
-    """Return a label image (H, W) and its objects: pixels with the value i show the object i - 1.
-
-    min_score: minimum score of the objects to include.
-
-    0 is background. Where masks overlap, a pixel belongs to the object with the highest score. Objects that are
-    completely covered are left out, and labels are consecutive, in descending order of score. The dtype is uint16, or
-    int32 for more than 65,535 objects.
-    """
-    scores = objects.scores.numpy()
-    order = np.argsort(-scores, kind="stable")
-    order = order[scores[order] >= min_score]
-    image = np.zeros(objects.size, np.int32)
-    for number in range(len(order), 0, -1):
-        top, left, mask = objects.crops[order[number - 1]]
-        image[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = number
-    visible = np.bincount(image.ravel())[1:].nonzero()[0]
-    labels = np.zeros(len(order) + 1, np.uint16 if len(visible) < 2**16 else np.int32)
-    labels[visible + 1] = np.arange(1, len(visible) + 1)
-    return labels[image], objects.select(order[visible].tolist())
 
 
 def measure_objects(image: Image.Image, labels: np.ndarray, objects: Detections) -> list[dict[str, Any]]:

@@ -17,14 +17,7 @@ from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.coco_scores import METRICS, coco_results, evaluate_results
-from lambdanets.inference.detections import (
-    COLUMNS,
-    MASK_THRESHOLD,
-    MIN_SCORE,
-    Detections,
-    make_label_image,
-    measure_objects,
-)
+from lambdanets.inference.detections import COLUMNS, MASK_THRESHOLD, MIN_SCORE, Detections, measure_objects
 from lambdanets.inference.evaluation import Evaluation, format_score
 from lambdanets.inference.figures import draw_ground_truth, overlay
 from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
@@ -97,7 +90,7 @@ class Detector(CocoPredictor):
         self, prediction: Detections, image: Image, number: int, stem: Path, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Write the figure and the label image of an image; the row has its COCO results and measured objects."""
-        labels, visible = make_label_image(prediction, options["score"])
+        labels, visible = prediction.label_image(options["score"])
         row = {  # first: if an extra is missing, no file is left that keeps the next command from starting
             "height": image.height,
             "width": image.width,
@@ -163,4 +156,4 @@ class Detector(CocoPredictor):
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
         (found,) = self.infer([image], tile_size=0)  # as in `measure`
         truth = draw_ground_truth(image, annotated, self.classes)
-        return truth, overlay(image, *make_label_image(found, MIN_SCORE))
+        return truth, overlay(image, *found.label_image(MIN_SCORE))

@@ -1,11 +1,10 @@
-"""Figures: objects and classes drawn over images, predictions beside the truth, and confusion matrices."""
+"""Figures: objects and classes drawn over images."""
 
 import colorsys
 import math
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,21 +15,14 @@ from torchvision.utils import draw_bounding_boxes
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import BACKGROUND, IGNORED
 from lambdanets.data.coco.segmentations import to_cropped_mask
-from lambdanets.data.labeled_images import LabeledImages
-from lambdanets.files import atomic_open, atomic_write, encode_utf8
-from lambdanets.inference.detections import Detections, make_label_image
+from lambdanets.files import atomic_open
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.segmentation_scores import find_boundaries
-from lambdanets.terminal import csv_table, printable
-
-if TYPE_CHECKING:
-    from lambdanets.inference.classifier import ClassificationEvaluation
+from lambdanets.terminal import printable
 
 MIN_SIDE = 640  # images with a smaller longer side are enlarged, so that names are legible
 _OPACITY = 0.4  # of masks
-SHEET = "predictions.png"
-COLUMNS, MAX_SHOWN = 8, 32  # predictions of a classifier
-MAX_CLASSES_WITH_COUNTS, MAX_CLASSES_WITH_NAMES = 20, 100  # in a confusion matrix
-WRONG_COLOR, CORRECT_COLOR = "#c2410c", "#15803d"
+SHEET = "predictions.png"  # of an evaluation
 
 
 def distinct_color(index: int) -> tuple[int, int, int]:
@@ -86,14 +78,14 @@ def draw_ground_truth(image: Image.Image, annotated: AnnotatedImage, classes: tu
         size,
         classes,
     )
-    return overlay(image, *make_label_image(truth, 0.0), with_scores=False)
+    return overlay(image, *truth.label_image(), with_scores=False)
 
 
 def overlay(image: Image.Image, labels: np.ndarray, objects: Detections, *, with_scores: bool = True) -> Image.Image:
     """Draw the label image of objects on an image, each in its own color. Small images are enlarged.
 
     Objects of several classes are tinted, and boxes with their names are drawn, the best above others.
-    labels, objects: from `make_label_image`.
+    labels, objects: from `Detections.label_image`.
     """
     import matplotlib
 
@@ -121,19 +113,6 @@ def overlay(image: Image.Image, labels: np.ndarray, objects: Detections, *, with
     return to_pil_image(drawn)
 
 
-def draw_pairs(rows: Sequence[tuple[Image.Image, Image.Image]], folder: Path) -> None:
-    """Write predictions.png, with drawings of the ground truth and the prediction of each image."""
-    heights = [min(7 * truth.height / truth.width, 20) for truth, _ in rows]
-    figure = new_figure(14, 0.5 + sum(heights))
-    axes = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
-    for axis, title in zip(axes[0], ("ground truth", "prediction"), strict=True):
-        axis.set_title(title, fontsize=16)
-    for axis, image in zip(axes.flat, (image for row in rows for image in row), strict=True):
-        axis.imshow(np.asarray(image))
-        axis.set_axis_off()
-    save_figure(figure, folder / SHEET)
-
-
 def new_figure(width: float, height: float) -> Any:
     """Return a figure of a size in inches."""
     from matplotlib.figure import Figure  # here, since drawing on images does not need it
@@ -146,42 +125,3 @@ def save_figure(figure: Any, path: Path) -> None:
     with atomic_open(path) as file, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # for class names in other scripts
         figure.savefig(file, format="png", dpi=110)
-
-
-def draw_predictions(predictions: "ClassificationEvaluation", images: LabeledImages, folder: Path) -> None:
-    """Write predictions.png: errors of decreasing confidence, then correct predictions of increasing confidence."""
-    classes = [printable(name) for name in predictions.classes]
-    is_correct = predictions.labels == predictions.predicted
-    shown = np.lexsort((np.where(is_correct, 1, -1) * predictions.confidence, is_correct))[:MAX_SHOWN]
-    num_rows = -(-len(shown) // COLUMNS)
-    figure = new_figure(1.5 * COLUMNS, 0.5 + 1.95 * num_rows)
-    figure.suptitle(predictions.counts, fontsize=13)
-    for number, i in enumerate(shown, 1):
-        axis = figure.add_subplot(num_rows, COLUMNS, number)
-        axis.set_axis_off()
-        image, _ = images.load(predictions.measures[i][0])
-        prediction = f"{classes[predictions.predicted[i]]} {predictions.confidence[i]:.2f}"
-        truth = "" if is_correct[i] else f"\nis {classes[predictions.labels[i]]}"
-        color = CORRECT_COLOR if is_correct[i] else WRONG_COLOR
-        axis.imshow(np.asarray(image), cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255)
-        axis.set_title(prediction + truth, fontsize=9, color=color, parse_math=False)  # names may contain $
-    save_figure(figure, folder / SHEET)
-
-
-def write_confusion(evaluation: "ClassificationEvaluation", folder: Path) -> None:
-    """Write confusion_matrix.csv and confusion_matrix.png: rows are true classes, columns are predicted ones."""
-    from sklearn.metrics import ConfusionMatrixDisplay  # predictions do not need it
-
-    classes, matrix = evaluation.classes, evaluation.confusion_matrix
-    rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
-    atomic_write(folder / "confusion_matrix.csv", encode_utf8(csv_table([("true \\ predicted", *classes), *rows])))
-    side = min(max(4.0, 0.3 * len(classes)), 24.0)
-    figure = new_figure(side + 1.5, side + 0.5)
-    axis, has_counts = figure.subplots(), len(classes) <= MAX_CLASSES_WITH_COUNTS
-    names = [printable(name).replace("$", r"\$") for name in classes]
-    shown = ConfusionMatrixDisplay(matrix, display_labels=names)
-    shown.plot(ax=axis, include_values=has_counts, cmap="Blues", xticks_rotation="vertical")
-    axis.set_title(evaluation.counts)
-    if len(classes) > MAX_CLASSES_WITH_NAMES:
-        axis.set(xticks=[], yticks=[])
-    save_figure(figure, folder / "confusion_matrix.png")

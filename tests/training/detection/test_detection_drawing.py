@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.inference.detections import Detections, make_label_image
+from lambdanets.inference.detections import Detections
 from lambdanets.inference.figures import overlay, overlay_classes
 
 
@@ -27,7 +27,7 @@ GRAY = Image.new("L", (40, 32), 150)
 
 
 def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
-    drawing = overlay(GRAY, *make_label_image(Detections(**objects), 0.0))
+    drawing = overlay(GRAY, *Detections(**objects).label_image())
     assert drawing.size == (640, 512)
     values = np.asarray(drawing).astype(int)
     object_1, object_2, background = values[9 * 16, 20 * 16], values[24 * 16, 20 * 16], values[16 * 16, 2 * 16]
@@ -40,7 +40,7 @@ def test_small_images_are_enlarged_and_objects_have_distinct_colors(objects):
 def test_names_of_any_script_are_drawn_without_a_warning(objects, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        overlay(GRAY, *make_label_image(Detections(**objects | {"classes": (name, name)}), 0.0))
+        overlay(GRAY, *Detections(**objects | {"classes": (name, name)}).label_image())
 
 
 def test_dim_image_is_bright_in_figures_and_others_are_unchanged():
