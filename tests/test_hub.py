@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file
 
 import lambdanets as ln
 from commands import contents
@@ -59,6 +60,9 @@ def test_a_saved_classifier_loads_here_and_in_timm(teacher, tmp_path):
     data = timm.data.resolve_model_data_config(network)
     assert (data["input_size"][0], tuple(data["mean"])) == (1, original.card.preprocessing.mean)
     assert network.pretrained_cfg["label_names"] == list(CLASSES)
+    for source in (teacher, folder):  # options and classes are those of the run
+        torch.testing.assert_close(ln.create_model(original.card.model, source).eval()(x).softmax(dim=1), expected)
+    assert ln.create_model(original.card.model, teacher, num_classes=5).num_classes == 5
 
 
 def test_files_that_leave_the_machine_have_no_paths_and_no_names_of_data(tmp_path, monkeypatch):
@@ -125,6 +129,9 @@ def test_crop_modes_other_than_center_are_refused(timm_network, tmp_path):
     timm.models.save_for_hf(timm_network, tmp_path, model_config={"pretrained_cfg": {"crop_mode": "squash"}})
     with pytest.raises(InputError, match="crop_mode must be center, got squash"):
         ln.load(tmp_path)
+    timm_network.pretrained_cfg["input_size"] = (3, 64, 48)
+    with pytest.raises(InputError, match="input_size must be square, got 64x48"):
+        ln.save_pretrained(timm_network, tmp_path)
 
 
 def test_adopted_weights_are_saved_with_the_keys_of_timm(timm_network, tmp_path):
@@ -166,14 +173,24 @@ class Hub:
 
 
 def test_uploads_to_the_hub_and_loads_from_it(teacher, tmp_path, monkeypatch):
-    hub = Hub(tmp_path / "hub")
+    hub, patterns = Hub(tmp_path / "hub"), set()
+
+    def download(name, *, allow_patterns, revision):
+        patterns.update(allow_patterns)
+        return hub.folder / name
+
     monkeypatch.setattr("lambdanets.inference.hub.HfApi", lambda **options: hub)
-    monkeypatch.setattr("lambdanets.models.weights.snapshot_download", lambda name, **options: hub.folder / name)
+    monkeypatch.setattr("lambdanets.models.weights.snapshot_download", download)
     (hub.folder / "user/digits").mkdir(parents=True)
     (hub.folder / "user/digits/README.md").write_text("mine")
     assert ln.push_to_hub(teacher, "user/digits", private=True) == "https://hub/user/digits"
     assert ln.load("hf-hub:user/digits", device="cpu").classes == CLASSES
     assert ln.create_model("hf-hub:user/digits", pretrained=True).num_classes == 2
+    assert patterns == {"config.json", "model.safetensors"}
+    model = hub.folder / "user/digits/model.safetensors"
+    torch.save(load_file(model), model.with_name("pytorch_model.bin"))
+    model.unlink()
+    assert ln.load("hf-hub:user/digits", device="cpu").classes == CLASSES
     assert hub.private == {"user/digits"}
     assert (hub.folder / "user/digits/README.md").read_text() == "mine"
 

@@ -85,6 +85,7 @@ def lambda_on_meta(*channels, layer=LambdaLayer2d, **options):
 @pytest.mark.parametrize(
     ("make_layer", "message"),
     [
+        (lambda conv: None, "make_layer must return a layer for layer4.0.conv1, got None"),
         (lambda_on_meta(256, stride=2), "of layer4.0.conv1, got (256, 256, (2, 2))"),
         (lambda_on_meta(512, stride=2), "got (512, 512, (2, 2))"),
         (lambda_on_meta(256, 512), "got (256, 512, (1, 1))"),

@@ -113,6 +113,8 @@ def test_checkpoint_path_is_read_like_pretrained(model, tmp_path):
     torch.save({f"module.{name}": tensor for name, tensor in model.state_dict().items()}, path)
     loaded = create_model("lambda_resnet20_small", checkpoint_path=str(path), num_classes=3)
     assert torch.equal(loaded.fc.weight, model.fc.weight)
+    features = create_model("lambda_resnet20_small", path, num_classes=0)
+    assert torch.equal(features.conv1.weight, model.conv1.weight)
     with pytest.raises(InputError, match="there is no such file"):
         create_model("lambda_resnet20_small", checkpoint_path=str(tmp_path / "missing.pth"))
 

@@ -124,7 +124,7 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
     try:
         loaded: Any = load(folder, device="cpu")
     except InputError as error:
-        raise InputError(problem) from error
+        raise InputError(f"{problem}; it cannot be loaded: {error}") from error
     channels, side = loaded.card.preprocessing.channels, loaded.card.preprocessing.image_size
     images = torch.randn(1, channels, side, side, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

@@ -42,12 +42,11 @@ def create_model(
         name: a name in `list_models()` or `timm.list_models()`; "timm/NAME" for a model of timm whose lambda layers are
             replaced by layers of this package (see `adopt`); or "local-dir:FOLDER" or "hf-hub:USER/NAME" for a model
             saved by `save_pretrained` or by timm, whose lambda layers are replaced too.
-        pretrained: default None for random initialization. The name of a trained model that comes with the package,
-            such as "cifar10", whose model options then become the defaults. The path of a run folder, a .safetensors
-            file or a checkpoint, also of other training code. True for the weights of the folder or hub, or of timm.
-        num_classes: number of classes; 0 for no classifier. Default None for the number saved in the folder or hub or
-            of the trained model; for other names 1000, or 2 for a U-Net. If it differs from that of a trained model,
-            the classifier is randomly initialized.
+        pretrained: default None for random initialization. The name of a trained model of the package, such as
+            "cifar10", or the path of a run folder, a .safetensors file or a checkpoint, also of other training code;
+            a classifier of this name gives the default options. True for the weights of the folder, the hub or timm.
+        num_classes: number of classes; 0 for no classifier. Default None for that of the folder, hub or trained model,
+            or else 1000, or 2 for a U-Net. A trained model with another number gets a randomly initialized classifier.
         overrides: constructor arguments of the model, such as scope=7, drop_path_rate=0.1, in_chans=1 or
             features_only=True. As in timm, weights of RGB images are summed for in_chans=1 and repeated for others.
 
@@ -68,14 +67,14 @@ def create_model(
     if isinstance(pretrained, str | os.PathLike):
         source = find_weights(pretrained)
         weights, metadata = read_weights(source.file)
-        if source.file.parent == FOLDER:
-            card = json.loads(metadata["lambdanets"])
-            if card["task"] != "classification" or card["model"] != full_name:
-                kind = f"a {card['task']} model with {card['model']}"
-                raise InputError(f"pretrained must be weights of a {full_name} classifier, got {source.name!r}, {kind}")
+        card = json.loads(metadata.get("lambdanets", "{}"))
+        if card.get("task") == "classification" and card["model"] == full_name:
             overrides = {"in_chans": card["preprocessing"]["channels"]} | card["model_options"] | overrides
             num_trained_classes = len(card["classes"])
             num_classes = num_trained_classes if num_classes is None else num_classes
+        elif source.file.parent == FOLDER:
+            kind = f"a {card['task']} model with {card['model']}"
+            raise InputError(f"pretrained must be weights of a {full_name} classifier, got {source.name!r}, {kind}")
     if "normalize_keys" in overrides and overrides["normalize_keys"] is None:
         overrides["normalize_keys"] = "none"  # timm drops options that are None
     try:
@@ -97,7 +96,7 @@ def create_model(
     if weights:
         if overrides.get("features_only"):
             weights = {name: weights[name] for name in state if name in weights}
-        if num_classes != num_trained_classes:  # the classifier keeps its random weights
+        if num_classes == 0 or num_classes != num_trained_classes:  # the classifier, if any, keeps its random weights
             classifier = f"{model.pretrained_cfg.get('classifier', '')}."
             kept = {name: tensor for name, tensor in state.items() if name.startswith(classifier)}
             weights = {name: x for name, x in weights.items() if not name.startswith(classifier)} | kept
@@ -115,8 +114,7 @@ def _option_names(name: str) -> set[str]:
     with torch.device("meta"):
         network = type(timm.create_model(name))
     callables = (model_entrypoint(name), *network.__mro__[:-1])  # without object
-    names = {parameter for each in callables for parameter in inspect.signature(each).parameters}
-    return {*names, *getattr(network, "LAYER_OPTIONS", ())}
+    return {*getattr(network, "LAYER_OPTIONS", ())}.union(*(inspect.signature(each).parameters for each in callables))
 
 
 def check_architecture(name: str, options: Iterable[str] = ()) -> None:

@@ -51,10 +51,11 @@ def replace_convolutions(
     named_modules = model.named_modules(remove_duplicate=False)  # a module may have several names
     convolutions = {name: module for name, module in named_modules if isinstance(module, Convolution)}
     selected = _select(where, convolutions, model)
-    unique = dict.fromkeys(convolutions[name] for name in selected)
-    replacements = {convolution: make_layer(convolution) for convolution in unique}
+    replacements = {each: make_layer(each) for each in dict.fromkeys(convolutions[name] for name in selected)}
     layers = {name: replacements[convolutions[name]] for name in selected}
     for name, layer in layers.items():
+        if not isinstance(layer, nn.Module):
+            raise InputError(f"make_layer must return a layer for {name}, got {layer!r}")
         if isinstance(layer, LambdaBase):
             convolution = convolutions[name]
             expected = (convolution.in_channels, convolution.out_channels, convolution.stride)

@@ -103,9 +103,13 @@ def local_path(source: str | os.PathLike[str]) -> Path:
         return Path(source)
     name, _, revision = repo_id.partition("@")
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=[CONFIG, *HUB_WEIGHTS]))
+        for file in HUB_WEIGHTS:  # many repositories have both
+            folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=[CONFIG, file]))
+            if (folder / file).is_file():
+                break
     except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
         raise InputError(f"{source} cannot be downloaded: {one_line(error)}") from error
+    return folder
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
