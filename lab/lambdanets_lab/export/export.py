@@ -138,6 +138,9 @@ def _open_int8_data(model: object, graph: Graph, to: str, data: str, dynamic: bo
         raise InputError("dynamic must be False for int8 with openvino: it computes dynamic int8 convolutions wrongly")
     if not isinstance(model, Classifier):
         raise InputError(f"model must be a classifier for int8, got {type(model).__name__}")
+    side = model.card.preprocessing.image_size
+    if graph.shape[2:] != (side, side):
+        raise InputError(f"image_size must be {side} for int8, as of the images that calibrate, got {graph.shape[2:]}")
     splits = open_splits_of(model.card, data)
     train, validation = (remap_labels(images, model.classes) for images in (splits.train, splits.validation))
     return Int8Data(model, train, validation, graph.shape[0])
@@ -210,8 +213,6 @@ def _compare(graph: Graph, runtime: Runtime, path: Path, dynamic: bool) -> dict[
         try:
             run = run or runtime.open(path)
             actual = run(images)
-        except InputError:
-            raise
         except Exception as error:  # runtimes raise many types
             raise InputError(
                 f"{runtime.title} cannot run the exported model on images of shape {shape}: {one_line(error)[:300]}; "

@@ -66,6 +66,7 @@ def test_int8_that_loses_accuracy_is_not_kept(classifier, tmp_path, monkeypatch)
         ("m.pt2", {"to": "pt2"}, "to must be onnx or openvino for int8, got pt2"),
         ("m.xml", {"to": "openvino", "dynamic": True}, "dynamic must be False for int8 with openvino"),
         ("m.onnx", {"int8": "missing"}, "missing"),
+        ("m.onnx", {"image_size": 64}, r"image_size must be \d+ for int8, .*, got \(64, 64\)"),
     ],
 )
 def test_int8_rejects_unsupported_formats_models_and_data(name, options, message, classifier, tmp_path, monkeypatch):
