@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from commands import fail
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import load
+from lambdanets.models import create_model
 from lambdanets.models.weights import FOLDER, WEIGHTS, packaged_models
 from training.teachers import RECIPE, write_teacher
 
@@ -136,6 +137,9 @@ def test_cards_of_all_tasks_name_only_architectures(change, tmp_path):
         path = copy_with_card(file, tmp_path / "a.safetensors", read_card_json(file) | change)
         with pytest.raises(InputError, match=r"there is no model named|model options must be"):
             load(path)
+        if name == "digits" and "model_options" in change:
+            with pytest.raises(InputError, match="model options must be"):
+                create_model("lambda_resnet20_small", path)
 
 
 def test_a_giant_network_in_a_card_is_refused_before_it_is_built(tmp_path):

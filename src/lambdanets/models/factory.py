@@ -69,6 +69,7 @@ def create_model(
         weights, metadata = read_weights(source.file)
         card = json.loads(metadata.get("lambdanets", "{}"))
         if card.get("task") == "classification" and card["model"] == full_name:
+            check_architecture(name, card["model_options"])
             overrides = {"in_chans": card["preprocessing"]["channels"]} | card["model_options"] | overrides
             num_trained_classes = len(card["classes"])
             num_classes = num_trained_classes if num_classes is None else num_classes

@@ -237,9 +237,8 @@ def mask_rcnn(
     head = _MaskedRPNHead(pyramid_channels, len(aspect_ratios))
     for module in (pyramid_backbone, head) if hide_padding else ():
         add_padding_hooks(module)
-    is_meta = any(parameter.is_meta for parameter in pyramid_backbone.parameters())
     # the check takes seconds; LambdaResNets with any options pass it
-    if not is_meta and not is_model_in_modules(backbone, "lambda_resnet"):
+    if not (next(network.parameters()).is_meta or is_model_in_modules(backbone, "lambda_resnet")):
         check_padded_batches(pyramid_backbone, backbone, hide_padding)
     strides = pyramid_backbone.strides
     if list(strides) != [2 ** (int(math.log2(strides[0])) + level) for level in range(len(strides))]:
