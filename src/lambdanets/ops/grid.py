@@ -70,6 +70,7 @@ def plan(
     (queries, table, values, _), grid, _ = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
+    dilation = min(dilation, max(grid))  # as in `compute_position_term`
     if dilation > 1:
         queries, values, _, grid = undilate(queries, values, None, grid, dilation)
     return make_plan((queries, table, values, None), grid, causal, algorithm)

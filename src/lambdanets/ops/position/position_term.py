@@ -50,11 +50,13 @@ def compute_position_term(
     """
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
+    is_compiling = torch.compiler.is_compiling()
+    if not is_compiling:  # farther positions are outside of the grid; graphs are the same for all sides
+        dilation = min(dilation, max(grid))
     if dilation > 1:
         queries, values, content, phase_grid = undilate(queries, values, content, grid, dilation)
         output = compute_position_term(queries, table, values, content, phase_grid, 1, causal, algorithm)
         return redilate(output, grid, dilation)
-    is_compiling = torch.compiler.is_compiling()
     factors = queries, table, values, content
     if torch.jit.is_tracing() or (is_compiling and is_exporting()):
         return interact_in_graph(*factors, grid, causal)
