@@ -53,7 +53,7 @@ from lambdanets.ops.position import fused_check
 from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.fused import KERNELS, Fused
 from lambdanets.ops.position.fused_check import TOLERANCES, Case, Example, max_relative_error, run_kernel
-from lambdanets.ops.position.position_term import make_problem
+from lambdanets.ops.position.position_term import make_plan
 from lambdanets.ops.tables import crop_to_grid
 from lambdanets.provenance import commit, hardware
 from lambdanets_lab.benchmark.measurement import relative_error
@@ -234,7 +234,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype) -> tuple[Problem, list[Tensor]
     queries, table, values, content = (torch.randn(size, device=DEVICE).to(dtype) for size in sizes)
     factors = [queries.transpose(1, 2), crop_to_grid(table, grid).contiguous(), values, content]
     grad_output = torch.randn(batch, n, HEADS, v, device=DEVICE).to(dtype).transpose(1, 2)
-    return make_problem(*factors[:3], grid, False), factors, grad_output
+    return make_plan(factors, grid, False, "fused").problem, factors, grad_output
 
 
 def time_kernel(kernel: str, inputs: Callable[[], tuple[Problem, list[Tensor], Tensor]]) -> Row:

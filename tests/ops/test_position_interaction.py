@@ -65,6 +65,13 @@ def test_first_and_second_derivatives(id, algorithm, batch):
     assert gradgradcheck(function, factors, fast_mode=True)
 
 
+def test_a_dilation_beyond_the_grid_needs_no_more_memory_than_one_of_its_sides():
+    factors, options = make_factors(GRID, SIDES), {"dilation": 10**9, "causal": True}
+    assert ln.plan(*factors[:3], GRID, **options).problem.batch == 2 * max(GRID) ** 2
+    expected = with_gradients(lambda *x: define(*x, GRID, **options), factors)
+    assert_all_close(run_with_content(factors, GRID, **options), expected, 1e-12)
+
+
 @pytest.mark.parametrize("frozen", range(4), ids=["queries", "table", "values", "content"])
 def test_gradients_with_one_frozen_factor_equal_the_definition(frozen):
     factors = make_factors(GRID, SIDES)

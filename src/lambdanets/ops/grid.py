@@ -67,13 +67,13 @@ def plan(
     Computes no output, so tensors may be on the meta device. Raises ValueError in the same cases as
     `position_interaction`.
     """
-    tensors, grid, _ = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
-    queries, table, values, _ = tensors
+    (queries, table, values, _), grid, _ = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
+    dilation = min(dilation, max(grid))  # as in `compute_position_term`
     if dilation > 1:
         queries, values, _, grid = undilate(queries, values, None, grid, dilation)
-    return make_plan(queries, table, values, None, grid, causal, algorithm)
+    return make_plan((queries, table, values, None), grid, causal, algorithm)
 
 
 def _prepare(

@@ -4,11 +4,14 @@ import torch
 from torch import Tensor
 
 
-# PyTorch 2.11 replaces torch.compiler.is_exporting() by True in every graph that torch.compile traces.
-@torch.compiler.assume_constant_result
 def is_exporting() -> bool:
     """Return whether torch.export traces this call, which torch.compile does not."""
     return torch.compiler.is_exporting()
+
+
+# PyTorch 2.11 replaces torch.compiler.is_exporting() by True in every graph that torch.compile traces. This is what
+# torch.compiler.assume_constant_result does, which also imports torch._dynamo, in more than a second.
+is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def static_shape(x: Tensor) -> tuple[int, ...]:

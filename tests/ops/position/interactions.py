@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops import definition, position_interaction
-from lambdanets.ops.position.algorithm import Algorithm, Problem
+from lambdanets.ops.position.algorithm import Algorithm, Inputs, Problem
 from lambdanets.ops.position.choose import ALGORITHMS, choose
 from lambdanets.ops.position.native import load_library
 
@@ -43,9 +43,9 @@ class Spy:
         algorithm.dtype = self.dtype or algorithm.dtype
         forward = algorithm.forward
 
-        def record(queries: Tensor, *others: Any) -> Tensor:
-            self.queries.append(queries)
-            return forward(queries, *others)
+        def record(inputs: Inputs) -> Tensor:
+            self.queries.append(inputs[0])
+            return forward(inputs)
 
         algorithm.forward = record
         return algorithm

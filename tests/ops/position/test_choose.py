@@ -50,6 +50,15 @@ def test_the_smallest_workspace_is_chosen_if_all_exceed_the_limit(monkeypatch):
     assert plan.costs[plan.algorithm].workspace_bytes == min(workspaces)
 
 
+def test_numbers_of_16_bits_are_counted_as_the_float32_in_which_they_are_computed():
+    shapes = (8, 4, 49, 16), (3, 3, 16), (8, 49, 16)
+    plans = [
+        ln.plan(*(torch.empty(shape, device="meta", dtype=dtype) for shape in shapes), (7, 7))
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    ]
+    assert plans[0].costs == plans[1].costs == plans[2].costs
+
+
 @pytest.mark.usefixtures("without_native")
 def test_large_batches_are_split_instead_of_slower():
     for side, scope in ((224, 3), (160, 5)):

@@ -81,9 +81,8 @@ class NeedsGrad(NamedTuple):
 Factors = tuple[Tensor, Tensor, Tensor, Tensor | None]  # queries, table, values, content
 # Tensors that an algorithm computes only from the table, for both passes of all examples.
 Prepared = tuple[Tensor, ...]
-# Gradients of queries, of the tensors from `Algorithm.prepare`, of values and of the content lambda;
-# None if not needed.
-Gradients = tuple[Tensor | None, Prepared | None, Tensor | None, Tensor | None]
+Inputs = tuple[Tensor, Prepared, Tensor, Tensor | None]  # of an algorithm: the factors, with the table prepared
+Gradients = tuple[Tensor | None, Prepared | None, Tensor | None, Tensor | None]  # of these; None if not needed
 
 
 class Algorithm(ABC):
@@ -131,19 +130,11 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+    def forward(self, inputs: Inputs) -> Tensor:
         """Compute the output (b, h, n, v)."""
 
     @abstractmethod
-    def backward(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        content: Tensor | None,
-        needs: NeedsGrad,
-    ) -> Gradients:
+    def backward(self, grad_output: Tensor, inputs: Inputs, needs: NeedsGrad) -> Gradients:
         """Compute the needed gradients.
 
         Those of the prepared tensors must own their memory, because those of later calls are added in

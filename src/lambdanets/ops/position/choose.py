@@ -105,7 +105,7 @@ def _fit_batch(problem: Problem, algorithm: type[Algorithm]) -> tuple[Algorithm,
 
 
 def _least_work(costs: dict[str, Cost]) -> str:
-    fitting = {name for name, cost in costs.items() if not _exceeds_limit(cost)}
-    if not fitting:
-        return min(costs, key=lambda name: costs[name].work * costs[name].workspace_bytes)
-    return min((name for name in costs if name in fitting), key=lambda name: costs[name].work)
+    fitting = [name for name, cost in costs.items() if not _exceeds_limit(cost)]
+    if fitting:
+        return min(fitting, key=lambda name: costs[name].work)
+    return min(costs, key=lambda name: costs[name].work * costs[name].workspace_bytes)

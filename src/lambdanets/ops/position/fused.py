@@ -22,6 +22,7 @@ from lambdanets.ops.position.algorithm import (
     Cost,
     Factors,
     Gradients,
+    Inputs,
     NeedsGrad,
     Prepared,
     Problem,
@@ -125,20 +126,14 @@ class Fused(Algorithm):
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
 
-    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+    def forward(self, inputs: Inputs) -> Tensor:
         """Compute the output, contiguous as (b, n, h, v)."""
-        return self.run("forward", (queries, prepared[0], values, content))
+        queries, (table,), values, content = inputs
+        return self.run("forward", (queries, table, values, content))
 
-    def backward(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        content: Tensor | None,
-        needs: NeedsGrad,
-    ) -> Gradients:
-        factors = queries, prepared[0], values, content
+    def backward(self, grad_output: Tensor, inputs: Inputs, needs: NeedsGrad) -> Gradients:
+        queries, (table,), values, content = inputs
+        factors = queries, table, values, content
         grad_queries, grad_table, grad_values = (
             self.run(kernel, factors, grad_output) if needed else None
             for kernel, needed in zip(list(KERNELS)[1:], needs[:3], strict=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from lambdanets.errors import KernelWarning, is_out_of_memory, one_line
 from lambdanets.ops.position import fused
 from lambdanets.ops.position.algorithm import Factors, Problem
-from lambdanets.ops.position.position_term import compute_position_term, make_problem
+from lambdanets.ops.position.position_term import compute_position_term, make_plan
 
 # Maximum error relative to the RMS of a result. An intermediate result and the final one are rounded to bfloat16, by
 # half an eps each, and the largest of thousands of errors is a few times the typical one. In float32, errors measured
@@ -118,9 +118,10 @@ def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
     y = compute_position_term(q, r, wide_values, c if case.content else None, case.grid, algorithm="query_order")
     results = (y.detach(), *torch.autograd.grad(y, (q, r, wide_values), grad))
     queries, table, values, content, grad_output = map(surround_with_nan, inputs)
+    factors = queries, table, values, content if case.content else None
     return Example(
-        make_problem(queries, table, values, case.grid, False),
-        (queries, table, values, content if case.content else None),
+        make_plan(factors, case.grid, False, "query_order").problem,  # "auto" would call this check
+        factors,
         grad_output,
         dict(zip(fused.KERNELS, results, strict=True)),
     )

@@ -16,7 +16,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import Algorithm, Gradients, NeedsGrad, Prepared, Problem, grad_of_content
+from lambdanets.ops.position.algorithm import (
+    Algorithm,
+    Gradients,
+    Inputs,
+    NeedsGrad,
+    Prepared,
+    Problem,
+    grad_of_content,
+)
 from lambdanets.ops.tables import pad_axis
 from lambdanets.ops.tracing import unfold
 
@@ -73,9 +81,8 @@ class Axis(NamedTuple):
     @property
     def _table_padding(self) -> tuple[int, int]:
         """Offsets before and after those of the table that pairs of a tile and its window have."""
-        if self.is_covered:
-            return self.side - 1 - self.before, self.side - 1 - self.after
-        return self.tile - 1, self.tile - 1
+        first = -self.padding[0]  # of the window, relative to the tile
+        return self.tile - 1 - first - self.before, first + self.window - 1 - self.after
 
     def pairs(self, table: Tensor, dim: int) -> Tensor:
         """The entries of a table for the pairs of a tile and its window: T replaces r, w is a new last dimension."""
@@ -221,20 +228,13 @@ class MapAlgorithm(Algorithm):
         p, grad = self.problem, self.maps.table_adjoint(self.block_adjoint(grad_prepared[0]))
         return grad.reshape(*p.scope, p.query_depth, p.intra_depth)
 
-    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+    def forward(self, inputs: Inputs) -> Tensor:
+        queries, prepared, values, content = inputs
         output = self.maps.join(self.map_term(self.maps.split(queries), prepared, self.maps.values(values)))
         return output if content is None else _add_products(output, queries, content)
 
-    def backward(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        content: Tensor | None,
-        needs: NeedsGrad,
-    ) -> Gradients:
-        maps = self.maps
+    def backward(self, grad_output: Tensor, inputs: Inputs, needs: NeedsGrad) -> Gradients:
+        maps, (queries, prepared, values, content) = self.maps, inputs
         grad_queries, grad_block, grad_values = self.map_gradients(
             maps.split(grad_output), maps.split(queries), prepared, maps.values(values), needs
         )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.errors import KernelWarning
-from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, NeedsGrad, Prepared, Problem
+from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, Inputs, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.native_lengths import Transforms, choose_transforms, cross_twiddles, twiddles
 
 FOLDER = Path(__file__).with_name("libraries")
@@ -266,12 +266,12 @@ class Native(Algorithm):
             c.axes[0].streamed = 2 * (c.group * n2 + 1)  # the stride of a map's rows
         return c, keep
 
-    def _call(self, queries: Tensor, spectra: Tensor, values: Tensor, content: Tensor | None) -> _Problem:
+    def _call(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> _Problem:
         c = _Problem.from_buffer_copy(self._description)
         c.b = queries.shape[0]
         c.qs_b, c.qs_h, c.qs_n, c.qs_k = queries.stride()
         c.vs_b, c.vs_n, c.vs_v, c.vs_u = values.stride()
-        c.queries, c.values, c.spectrum = queries.data_ptr(), values.data_ptr(), spectra.data_ptr()
+        c.queries, c.values, c.spectrum = queries.data_ptr(), values.data_ptr(), prepared[0].data_ptr()
         if content is not None:
             c.cs_b, c.cs_k, _ = content.stride()
             c.content = content.data_ptr()
@@ -283,9 +283,10 @@ class Native(Algorithm):
         strides = (channels * n, 1, n) if are_maps else (channels, heads * channels, 1)
         return like.new_empty_strided((batch, heads, n, channels), (heads * n * channels, *strides), dtype=self.dtype)
 
-    def forward(self, queries: Tensor, prepared: Prepared, values: Tensor, content: Tensor | None) -> Tensor:
+    def forward(self, inputs: Inputs) -> Tensor:
+        queries, prepared, values, content = inputs
         content = content if content is None or content.stride(2) == 1 else content.contiguous()
-        c = self._call(queries, prepared[0], values, content)
+        c = self._call(queries, prepared, values, content)
         output = self._new_rows(queries, c.b, c.h, c.v, self.problem.channels_first)
         c.output = output.data_ptr()
         c.os_b, c.os_h, c.os_n, c.os_v = output.stride()
@@ -293,20 +294,13 @@ class Native(Algorithm):
             self._library.run(c, self._kernel)
         if self.first is not None:
             n = self.first.num_positions
-            output[:, :, :n] = self.first.forward(queries[:, :, :n], prepared[1:], values[:, :n], content)
+            output[:, :, :n] = self.first.forward((queries[:, :, :n], prepared[1:], values[:, :n], content))
         return output
 
-    def backward(
-        self,
-        grad_output: Tensor,
-        queries: Tensor,
-        prepared: Prepared,
-        values: Tensor,
-        content: Tensor | None,
-        needs: NeedsGrad,
-    ) -> Gradients:
+    def backward(self, grad_output: Tensor, inputs: Inputs, needs: NeedsGrad) -> Gradients:
+        queries, prepared, values, content = inputs
         content = content if content is None or content.stride(2) == 1 else content.contiguous()
-        c = self._call(queries, prepared[0], values, content)
+        c = self._call(queries, prepared, values, content)
         c.grad_output = grad_output.data_ptr()
         c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
         grad_queries = grad_spectra = grad_values = grad_content = None
@@ -330,14 +324,14 @@ class Native(Algorithm):
             self._library.run(c, self._kernel)
         if self.first is not None and grad_queries is not None:
             n, only_queries = self.first.num_positions, NeedsGrad(queries=True, table=False, values=False)
-            first = (grad_output[:, :, :n], queries[:, :, :n], prepared[1:], values[:, :n], content)
-            grad_first, *_ = self.first.backward(*first, only_queries)
+            first = queries[:, :, :n], prepared[1:], values[:, :n], content
+            grad_first, *_ = self.first.backward(grad_output[:, :, :n], first, only_queries)
             assert grad_first is not None
             grad_queries[:, :, :n] = grad_first
         if self.first is not None and grad_values is not None:
             n, only_values = self.first.num_positions, NeedsGrad(queries=False, table=False, values=True)
-            last = (grad_output[:, :, -n:], queries[:, :, -n:], prepared[1:], values[:, -n:], None)
-            *_, grad_last, _ = self.first.backward(*last, only_values)
+            last = queries[:, :, -n:], prepared[1:], values[:, -n:], None
+            *_, grad_last, _ = self.first.backward(grad_output[:, :, -n:], last, only_values)
             assert grad_last is not None
             grad_values[:, -n:] = grad_last
         return grad_queries, None if grad_spectra is None else (grad_spectra,), grad_values, grad_content

@@ -1,9 +1,11 @@
 """The position term of layers and of `position_interaction`, from checked tensors to an algorithm and back.
 
-In this order: `compute_position_term` undoes the dilation, `make_plan` chooses an algorithm; `apply_plan` calls the
-autograd function; `run_forward` and `run_backward` crop and prepare the table and split the batch. The tensors are
-queries (b, h, n, k), a table (r_1..r_D, k, u), values (b, n, v, u) and a content lambda (b, k, v)
-or None.
+In this order: `compute_position_term` undoes the dilation, `make_plan` chooses an algorithm; `derive` calls the
+autograd function; `run_forward` and `run_backward` crop and prepare the table and split the batch. The factors are
+queries q (b, h, n, k), a table R (r_1..r_D, k, u), values V (b, n, v, u) and a content lambda L (b, k, v) or None.
+
+The output y = T(q, R, V) + q L is linear in each of them. With g its gradient, <g, y> is linear in all five; y and the
+gradients of the factors are its derivatives. Hence one autograd function for both.
 """
 
 import itertools
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from lambdanets.ops.position.algorithm import Algorithm, NeedsGrad, Prepared, Problem
+from lambdanets.ops.position.algorithm import Algorithm, Gradients, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.choose import Plan, choose
 from lambdanets.ops.position.dilation import redilate, undilate
 from lambdanets.ops.position.exported import interact_in_graph
@@ -23,8 +25,8 @@ from lambdanets.ops.precision import accumulation_dtype, without_autocast
 from lambdanets.ops.tables import crop_to_grid, mask_future
 from lambdanets.ops.tracing import is_exporting
 
-# Gradients of queries, table, values and content; None if not needed.
-FactorGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+_OUTPUT = (True, False, False, False, False)  # of the derivatives of <g, y>
+_TABLE, _CONTENT = 2, 4  # indices in g, q, R, V, L
 
 CACHE_BYTES = 256 << 20  # limit on the total size of cached tables
 
@@ -48,37 +50,34 @@ def compute_position_term(
     """
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
+    is_compiling = torch.compiler.is_compiling()
+    if not is_compiling:  # farther positions are outside of the grid; graphs are the same for all sides
+        dilation = min(dilation, max(grid))
     if dilation > 1:
         queries, values, content, phase_grid = undilate(queries, values, content, grid, dilation)
         output = compute_position_term(queries, table, values, content, phase_grid, 1, causal, algorithm)
         return redilate(output, grid, dilation)
-    is_compiling = torch.compiler.is_compiling()
+    factors = queries, table, values, content
     if torch.jit.is_tracing() or (is_compiling and is_exporting()):
-        return interact_in_graph(queries, table, values, content, grid, causal)
+        return interact_in_graph(*factors, grid, causal)
     if is_compiling or (
         torch._C._len_torch_dispatch_stack() and any(isinstance(side, torch.SymInt) for side in queries.shape)
     ):
-        return torch.ops.lambdanets.position_interaction(queries, table, values, content, grid, causal, algorithm)
-    plan = make_plan(queries, table, values, content, grid, causal, algorithm, channels_first)
-    return apply_plan(queries, table, values, content, plan)
+        return torch.ops.lambdanets.position_interaction(*factors, grid, causal, algorithm)
+    plan = make_plan(factors, grid, causal, algorithm, channels_first)
+    return derive((None, *factors), plan, _OUTPUT)[0]
 
 
 def make_plan(
-    queries: Tensor,
-    table: Tensor,
-    values: Tensor,
-    content: Tensor | None,
-    grid: tuple[int, ...],
-    causal: bool,
-    algorithm: str,
-    channels_first: bool = False,
+    factors: Sequence[Any], grid: tuple[int, ...], causal: bool, algorithm: str, channels_first: bool = False
 ) -> Plan:
-    """Return the plan of an interaction without dilation.
+    """Return the plan of an interaction without dilation. The table need not be cropped.
 
     Raises ValueError for inconsistent shapes or devices, with which a compiled kernel would read out of bounds: a
     constructor has checked the sizes of a layer, but its modules may have been replaced.
     """
-    batch, _, n, depth = queries.shape
+    queries, table, values, content = factors
+    batch, heads, n, depth = queries.shape
     if (
         not 0 < n == math.prod(grid)
         or values.shape[:2] != (batch, n)
@@ -89,25 +88,15 @@ def make_plan(
     ):
         from lambdanets.ops.grid import check_factors
 
-        check_factors(queries, table, values, content, grid)
-    return choose(make_problem(queries, table, values, grid, causal, channels_first), algorithm)
-
-
-def make_problem(
-    queries: Tensor, table: Tensor, values: Tensor, grid: tuple[int, ...], causal: bool, channels_first: bool = False
-) -> Problem:
-    """Make the problem for checked tensors; the table need not be cropped."""
-    batch, heads, _, query_depth = queries.shape
-    _, _, value_depth, intra_depth = values.shape
+        check_factors(*factors, grid)
     device = values.device
     radii = tuple([min(scope // 2, side - 1) for scope, side in zip(table.shape, grid, strict=False)])
-    return Problem(
+    problem = Problem(
         max(1, batch),  # an empty batch is planned as one example
         heads,
         grid,
-        query_depth,
-        value_depth,
-        intra_depth,
+        depth,
+        *values.shape[2:],
         before=radii,
         after=(0, *radii[1:]) if causal else radii,
         causal=causal,
@@ -115,86 +104,105 @@ def make_problem(
         device=str(device) if device.type == "cuda" else device.type,
         channels_first=channels_first,
     )
+    return choose(problem, algorithm)
 
 
-def apply_plan(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
-    """Compute the output (b, h, n, v), differentiable any number of times."""
+def derive(tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]) -> tuple[Any, ...]:
+    """Compute the needed derivatives of <g, y> with respect to g, q, R, V and L, themselves differentiable.
+
+    tensors: these five; g is needed for gradients, but not for the output, the derivative with respect to g.
+    """
     if torch._C._are_functorch_transforms_active():  # vmap and jvp need another kind of function, which is slower
-        from lambdanets.ops.position.higher_derivatives import TransformableInteraction
-
-        return TransformableInteraction.apply(queries, table, values, content, plan)
+        return TransformableInteraction.apply(*tensors, plan, needs)
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        return Interaction.apply(queries, table, values, content, plan)
-    return run_forward(queries, table, values, content, plan)  # the function takes as long as a small kernel
+        return Interaction.apply(*tensors, plan, needs)
+    return run(*tensors, plan, needs)  # the function takes as long as a small kernel
 
 
-def position_gradients(grad_output: Tensor, factors: Sequence[Any], plan: Plan, needs: NeedsGrad) -> FactorGradients:
-    """Compute the needed gradients of queries, table, values and content, themselves differentiable."""
-    if torch._C._are_functorch_transforms_active():
-        from lambdanets.ops.position.higher_derivatives import TransformableGradients
-
-        return TransformableGradients.apply(grad_output, *factors, plan, needs)
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-        return Gradients.apply(grad_output, *factors, plan, needs)
-    queries, table, values, content = factors
-    return run_backward(grad_output, queries, table, values, content, plan, needs)
+def run(grad_output: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
+    """`derive` without autograd."""
+    *factors, plan, needs = inputs
+    output = run_forward(factors, plan) if needs[0] else None
+    gradients = run_backward(grad_output, factors, plan, NeedsGrad(*needs[1:])) if any(needs[1:]) else (None,) * 4
+    return output, *gradients
 
 
 class Interaction(torch.autograd.Function):
-    """`apply_plan` in eager mode."""
+    """`derive` in eager mode."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
         Interaction.save(ctx, inputs)
-        return run_forward(*inputs)
+        return run(*inputs)
 
     @staticmethod
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:
-        *tensors, ctx.plan = inputs
+        *tensors, ctx.plan, ctx.needs = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:
-        needs = NeedsGrad(*ctx.needs_input_grad[:4])
-        return *position_gradients(grad_output, ctx.saved_tensors, ctx.plan, needs), None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor | None:
-        from lambdanets.ops.position.higher_derivatives import derivatives
-
-        needs = (True, False, False, False, False)
-        return derivatives((None, *ctx.saved_tensors), (None, *tangents[:4]), ctx.plan, needs)[0]
-
-
-class Gradients(torch.autograd.Function):
-    """`position_gradients` in eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> FactorGradients:
-        Gradients.save(ctx, inputs)
-        return run_backward(*inputs)
-
-    @staticmethod
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Any = None) -> None:
-        *tensors, ctx.needs = inputs
-        Interaction.save(ctx, tuple(tensors))
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Any, ...]:
-        from lambdanets.ops.position.higher_derivatives import derivatives
-
-        needs = ctx.needs_input_grad[:5]
-        return *derivatives(ctx.saved_tensors, (None, *directions), ctx.plan, needs), None, None
+        return *derive_along(directions, ctx.saved_tensors, ctx.plan, ctx.needs_input_grad[:5]), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        from lambdanets.ops.position.higher_derivatives import derivatives
-
-        _, *products = derivatives(ctx.saved_tensors, tangents[:5], ctx.plan, (False, *ctx.needs))
-        outputs = zip(products, ctx.saved_tensors[1:], ctx.needs, strict=True)
+    def jvp(ctx: Any, *directions: Any) -> tuple[Tensor | None, ...]:
+        tensors, needs = ctx.saved_tensors, ctx.needs
+        outputs = zip(derive_along(directions[:5], tensors, ctx.plan, needs), tensors, needs, strict=True)
         return tuple(torch.zeros_like(x) if needed and product is None else product for product, x, needed in outputs)
+
+
+class TransformableInteraction(Interaction):
+    """`derive` under the transforms of torch.func."""
+
+    forward: Any = staticmethod(run)
+    setup_context = staticmethod(Interaction.save)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        *tensors, plan, needs = inputs
+        results = []
+        for i in range(info.batch_size):
+            pairs = zip(tensors, in_dims, strict=False)
+            example = [x if x is None or dim is None else x.select(dim, i) for x, dim in pairs]
+            results.append(derive(example, plan, needs))
+        stacked = tuple(None if x[0] is None else torch.stack(x) for x in zip(*results, strict=True))
+        return stacked, tuple(None if x is None else 0 for x in stacked)
+
+
+def derive_along(
+    directions: Sequence[Tensor | None], tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Compute the needed derivatives of the derivative of <g, y> along directions of g, q, R, V and L; None if zero.
+
+    Along (a, B, C, D) of the factors it has the form of <g, y>, <g, T(a, R, V) + a L + T(q, B, V) + T(q, R, C) + q D>,
+    so derivatives of any order need only `derive` and products with content lambdas. README.md has a table of the
+    terms.
+    """
+    total: list[Tensor | None] = [None] * 5
+    for index, direction in enumerate(directions):
+        if direction is None:
+            continue
+        needed = [need and i != index for i, need in enumerate(needs)]
+        if any(needed):
+            terms = _terms_with(index, (*tensors[:index], direction, *tensors[index + 1 :]), plan, needed)
+            pairs = zip(total, terms, strict=True)
+            total = [term if x is None else x if term is None else x + term for x, term in pairs]
+    return total
+
+
+def _terms_with(index: int, tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]) -> tuple[Any, ...]:
+    """The needed derivatives of the terms of <g, y> that have the tensor with this index."""
+    grad_output, queries, table, values, content = tensors
+    with without_autocast(queries.device):
+        if index == _CONTENT:  # not the term of table and values
+            output = queries.to(content.dtype) @ content.unsqueeze(1) if needs[0] else None
+            grad_queries = grad_output.to(content.dtype) @ content.mT.unsqueeze(1) if needs[1] else None
+            return output, grad_queries, None, None, None
+        if index >= _TABLE:  # not the term of the content lambda
+            content, needs = None, (*needs[:_CONTENT], False)
+        return derive((grad_output, queries, table, values, content), plan, needs)
 
 
 def _need_operator(queries: Tensor, table: Tensor, values: Tensor) -> bool:
@@ -206,54 +214,39 @@ def _need_operator(queries: Tensor, table: Tensor, values: Tensor) -> bool:
     return any(torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python) for x in (queries, table, values))
 
 
-def run_forward(queries: Tensor, table: Tensor, values: Tensor, content: Tensor | None, plan: Plan) -> Tensor:
+def run_forward(factors: Sequence[Any], plan: Plan) -> Tensor:
     """Compute the output (b, h, n, v)."""
+    queries, table, values, content = factors
     if _need_operator(queries, table, values):
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm)
-        return torch.ops.lambdanets.position_interaction(queries, table, values, content, *options)
+        return torch.ops.lambdanets.position_interaction(*factors, *options)
     algorithm = plan.implementation
     batch, heads, n, _ = queries.shape
     if batch == 0:
         return queries.new_zeros(0, heads, n, values.shape[2], dtype=algorithm.result_dtype)
     prepared = prepared_tables.get(table, algorithm)
-    factors = _cast(algorithm.dtype, queries, values, content)
     outputs = []
-    for q, v, c in _split_batch(algorithm.batch, *factors):
-        outputs.append(algorithm.forward(q, prepared, v, c))
+    for q, v, c in _split_batch(algorithm.batch, *_cast(algorithm.dtype, queries, values, content)):
+        outputs.append(algorithm.forward((q, prepared, v, c)))
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return _owned(output, algorithm.result_dtype)
 
 
-def run_backward(
-    grad_output: Tensor,
-    queries: Tensor,
-    table: Tensor,
-    values: Tensor,
-    content: Tensor | None,
-    plan: Plan,
-    needs: NeedsGrad,
-) -> FactorGradients:
-    """Compute the needed gradients of the factors from grad_output (b, h, n, v)."""
+def run_backward(grad_output: Tensor, factors: Sequence[Any], plan: Plan, needs: NeedsGrad) -> tuple[Any, ...]:
+    """Compute the gradients of the factors from grad_output (b, h, n, v); None if not needed."""
+    queries, table, values, content = factors
     if len(queries) == 0:
-        pairs = zip((queries, table, values, content), needs, strict=True)
-        zeros = [torch.zeros_like(x) if x is not None and needed else None for x, needed in pairs]
-        return zeros[0], zeros[1], zeros[2], zeros[3]
-    if content is None:
-        needs = needs._replace(content=False)
-    if not any(needs):
-        return None, None, None, None
+        return tuple(torch.zeros_like(x) if needed else None for x, needed in zip(factors, needs, strict=True))
     if _need_operator(queries, table, values):
         options = (plan.problem.grid, plan.problem.causal, plan.algorithm, list(needs))
-        operator = torch.ops.lambdanets.position_interaction_backward
-        gradients = operator(grad_output, queries, table, values, content, *options)
-        q, r, v, c = (x if needed else None for x, needed in zip(gradients, needs, strict=True))
-        return q, r, v, c
+        gradients = torch.ops.lambdanets.position_interaction_backward(grad_output, *factors, *options)
+        return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
     algorithm = plan.implementation
     # The backward pass may run inside autocast even if the forward pass did not.
     with without_autocast(queries.device):
         prepared = prepared_tables.get(table, algorithm)
-        inputs = _cast(algorithm.dtype, grad_output, queries, values, content)
-        grad_q, grad_prepared, grad_v, grad_c = _backward_in_parts(algorithm, prepared, inputs, needs)
+        tensors = _cast(algorithm.dtype, grad_output, queries, values, content)
+        grad_q, grad_prepared, grad_v, grad_c = _backward_in_parts(algorithm, prepared, tensors, needs)
         grad_table = None
         if grad_prepared is not None:
             grad_table = _restore_offsets(algorithm.grad_table(grad_prepared), plan.problem, table.shape)
@@ -271,17 +264,17 @@ def _owned(x: Any, dtype: torch.dtype) -> Any:
 
 
 def _backward_in_parts(
-    algorithm: Algorithm, prepared: Prepared, inputs: Sequence[Tensor | None], needs: NeedsGrad
-) -> tuple[Tensor | None, Prepared | None, Tensor | None, Tensor | None]:
-    """`Algorithm.backward` of any batch; inputs: g, q, v and c."""
-    splits = _split_batch(algorithm.batch, *inputs)
+    algorithm: Algorithm, prepared: Prepared, tensors: Sequence[Tensor | None], needs: NeedsGrad
+) -> Gradients:
+    """`Algorithm.backward` of any batch; tensors: g, q, v and c."""
+    splits = _split_batch(algorithm.batch, *tensors)
     if len(splits) == 1:
         ((g, q, v, c),) = splits
-        return algorithm.backward(g, q, prepared, v, c, needs)
+        return algorithm.backward(g, (q, prepared, v, c), needs)
     grads: list[list[Tensor]] = [[], [], []]  # of queries, values and content, by call
     total: Prepared | None = None
     for g, q, v, c in splits:
-        grad_q, grad_prepared, grad_v, grad_c = algorithm.backward(g, q, prepared, v, c, needs)
+        grad_q, grad_prepared, grad_v, grad_c = algorithm.backward(g, (q, prepared, v, c), needs)
         for parts, part in zip(grads, (grad_q, grad_v, grad_c), strict=True):
             if part is not None:
                 parts.append(part)

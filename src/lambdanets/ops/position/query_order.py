@@ -173,6 +173,6 @@ def _cost(problem: Problem, maps: Maps, batch: int) -> Cost:
     work += _WORK_PER_COPIED_ELEMENT * packed_elements
     # Peak memory is in the backward pass: block and its gradient, logits twice and one product.
     elements = 4 * positions * k * window + 3 * packed_elements
-    workspace = p.dtype.itemsize * elements + 3 * count * _logits_bytes(p, maps)
+    workspace = product_dtype(p.dtype, p.is_gpu).itemsize * elements + 3 * count * _logits_bytes(p, maps)
     multiply_adds = p.batch * rows.num_tiles * columns.num_tiles * positions * p.heads * window * (k + v)
     return Cost(multiply_adds, workspace, -(-p.batch // count) * work)

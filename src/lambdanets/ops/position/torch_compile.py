@@ -30,8 +30,8 @@ def position_interaction_operator(
 
     queries: (b, h, n, k). table: (r_1..r_D, k, u). values: (b, n, v, u). content: (b, k, v) or None.
     """
-    plan = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
-    output = run_forward(queries, table, values, content, plan)
+    factors = queries, table, values, content
+    output = run_forward(factors, make_plan(factors, tuple(grid), causal, algorithm))
     return output.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -54,10 +54,10 @@ def backward_operator(
     needs_grad: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute gradients of queries, table, values and content; those that are not needed are empty tensors."""
-    plan = make_plan(queries, table, values, content, tuple(grid), causal, algorithm)
-    gradients = run_backward(grad_output, queries, table, values, content, plan, NeedsGrad(*needs_grad))
-    factors = (queries, table, values, grad_output if content is None else content)
-    pairs = zip(gradients, factors, strict=True)
+    factors = queries, table, values, content
+    plan = make_plan(factors, tuple(grid), causal, algorithm)
+    gradients = run_backward(grad_output, factors, plan, NeedsGrad(*needs_grad))
+    pairs = zip(gradients, (queries, table, values, grad_output if content is None else content), strict=True)
     q, r, v, c = (x.new_empty(0) if grad is None else grad.contiguous() for grad, x in pairs)
     return q, r, v, c
 
