@@ -67,7 +67,8 @@ def plan(
     Computes no output, so tensors may be on the meta device. Raises ValueError in the same cases as
     `position_interaction`.
     """
-    (queries, table, values, _), grid, _ = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
+    tensors, grid, _ = _prepare(queries, table, values, content, grid, dilation, causal, algorithm)
+    queries, table, values, _ = tensors
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
     dilation = min(dilation, max(grid))  # as in `compute_position_term`

@@ -78,17 +78,18 @@ def make_plan(
     """
     queries, table, values, content = factors
     batch, heads, n, depth = queries.shape
+    value_depth, intra_depth = values.shape[2:]
     if (
         not 0 < n == math.prod(grid)
         or values.shape[:2] != (batch, n)
-        or table.shape[len(grid) :] != (depth, values.shape[3])
+        or table.shape[len(grid) :] != (depth, intra_depth)
         or math.prod(table.shape[: len(grid)]) % 2 == 0
         or not queries.device == table.device == values.device
-        or (content is not None and content.shape != (batch, depth, values.shape[2]))
+        or (content is not None and content.shape != (batch, depth, value_depth))
     ):
         from lambdanets.ops.grid import check_factors
 
-        check_factors(*factors, grid)
+        check_factors(queries, table, values, content, grid)
     device = values.device
     radii = tuple([min(scope // 2, side - 1) for scope, side in zip(table.shape, grid, strict=False)])
     problem = Problem(
@@ -96,7 +97,8 @@ def make_plan(
         heads,
         grid,
         depth,
-        *values.shape[2:],
+        value_depth,
+        intra_depth,
         before=radii,
         after=(0, *radii[1:]) if causal else radii,
         causal=causal,
