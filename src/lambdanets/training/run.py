@@ -44,7 +44,7 @@ TIMED_STEPS = 3  # of a dry run
 MAX_IMAGES_ON_CPU = 8  # more do not take less time per image
 
 
-def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
+def start(recipe: TrainingRecipe, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
     """Train a recipe in a run folder and return the result. An unfinished run of the recipe in the folder is resumed.
 
     Thus the same command can start and restart a run, as torchrun and cluster schedulers require.
@@ -52,6 +52,8 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
     At the start, recipe.json is written into the folder; during training metrics.csv, tensorboard/
     and checkpoints/; at the end weights.safetensors, curves.png, the task's figures and, last, result.json.
     If the run cannot start, no folder is left.
+
+    quiet: do not call `describe`, which several runs with the same data share.
 
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and KeyboardInterrupt after a signal.
@@ -69,19 +71,24 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
                 echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
         else:
             broadcast_from_rank_zero(lambda: stack.enter_context(run_folder.open()))  # holds its lock
-            _train(*prepare(recipe, world, folder), folder, world)
+            task, *batches = prepare(recipe, world, folder)
+            if world.is_rank_zero and not quiet:
+                describe(task)
+            _train(task, *batches, folder, world)
         advice = "remove it and run the command with --resume to write it again"
         return read_json(folder / RESULT, dict[str, Any], advice) if world.is_rank_zero else {}
 
 
 def dry_run(recipe: TrainingRecipe) -> list[str]:
-    """Describe the data, steps, micro-batches and time of a run, in one line each. Writes no files.
+    """Print `describe`, and return data, steps, micro-batches and time of a run, in one line each. Writes no files.
 
     Without data loading, optimizer and validation, and with the largest images. Raises InputError
     where training would.
     """
     with process_group() as world:
         task, training, _ = prepare(resolve_recipe(recipe), world)
+        if world.is_rank_zero:
+            describe(task)
         recipe, steps, accumulation = task.recipe, training.steps_per_epoch, training.batch_slice.accumulation_steps
         images_per_step = sum(recipe.step_sizes(len(task.training)))
         micro_batch = -(-images_per_step // (world.world_size * accumulation))
@@ -102,8 +109,7 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
             "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({device}, {recipe.precision})",
             "time": f"{timedelta(seconds=round(seconds * steps * recipe.epochs))} without data loading and validation",
         }
-        described = (describe_classes(task.classes), describe_left_out(task.left_out))
-        return [*described, *(f"{name:<8}{text}" for name, text in rows.items())]
+        return [f"{name:<8}{text}" for name, text in rows.items()]
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -188,13 +194,17 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
     task.checkpoint = find_resumable(folder / "checkpoints", task) if folder is not None else None
     if task.checkpoint is None and recipe.weights is not None:
         task.initial_weights = load_initial_weights(task.model, recipe.weights, task.classes)
-    if task.checkpoint is None and world.is_rank_zero:
-        echo(*_warnings(recipe, len(task.training)), file=sys.stderr)
     return task
 
 
-def _warnings(recipe: TrainingRecipe, num_images: int) -> Iterator[str]:
-    """Yield what is probably a mistake in a recipe, for a number of training images."""
+def describe(task: Task) -> None:
+    """Print the classes, what is left out of the data and, at the start of a run, probable mistakes in the recipe."""
+    echo(describe_classes(task.classes), describe_left_out(task.left_out))
+    if task.checkpoint is None:
+        echo(*_mistakes(task.recipe, len(task.training)), file=sys.stderr)
+
+
+def _mistakes(recipe: TrainingRecipe, num_images: int) -> Iterator[str]:
     on_avx2 = best_device().type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
     if recipe.precision == "bf16-mixed" and on_avx2:
         yield "precision bf16-mixed is several times as slow as 32-true on a processor without AVX-512"
@@ -214,7 +224,6 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_json(folder / RECIPE, recipe.fields(), 2))
     if world.is_rank_zero:
-        echo(describe_classes(task.classes), describe_left_out(task.left_out))
         write_findings(task, folder)
     module = TrainingModule(task, training.steps_per_epoch, training.batch_slice)
     if getattr(recipe, "compile", False):  # a field of the tasks whose models can be compiled
