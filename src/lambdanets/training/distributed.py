@@ -56,8 +56,8 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     """
     if torch.cuda.is_available() and num_processes > (gpus := torch.cuda.device_count()):
         raise InputError(f"devices must be at most {gpus}, the number of GPUs, got {num_processes}")
-    # otherwise torchrun would give each process one thread
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    # otherwise torchrun would give each process one thread; PyTorch's number is that of the cores this process may use
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     signals = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # by default, without the last two
     options = ["--standalone", f"--nproc-per-node={num_processes}", signals, "-m", "--", "lambdanets"]
