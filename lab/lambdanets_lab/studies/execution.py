@@ -8,6 +8,7 @@ from typing import Any
 
 from lambdanets.errors import InputError
 from lambdanets.records import read_json, reraise_as_input_error, write_json
+from lambdanets.signals import check_signals
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
 from lambdanets.training.callbacks import METRICS
@@ -122,6 +123,7 @@ def begin(plan: Plan, folder: Path) -> None:
     if work_folder.is_started():
         return
     for planned in replace(plan, seeds=plan.seeds[:1]).runs():
+        check_signals()
         task, *_ = run.prepare(run.resolve_recipe(planned.recipe), World())
     run.describe(task)
     with work_folder.open(shared=True):

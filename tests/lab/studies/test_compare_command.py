@@ -127,6 +127,20 @@ def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path, monk
     assert not [*out.rglob("result.json")]
 
 
+def test_a_signal_ends_the_check_of_all_variants(recipe, tmp_path, monkeypatch):
+    checked = []
+
+    def prepare(recipe, world):
+        checked.append(recipe)
+        signal.raise_signal(signal.SIGINT)
+        return recipe, None, None
+
+    monkeypatch.setattr(run, "prepare", prepare)
+    assert cli.main(compare(recipe, tmp_path / "out", "3x3", "7x7")) == 130
+    assert len(checked) == 1
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
