@@ -39,7 +39,7 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
     height, width, dim = map(int, shape.split("x"))
     dtype = getattr(torch, options.dtype)
     training = phase == "training"
-    known = {"heads": options.heads, "scope": scope}
+    known: dict[str, Any] = {"heads": options.heads, "scope": scope}
     check_layer(dim, query_depth=options.query_depth, **known)
 
     @functools.cache

@@ -71,10 +71,10 @@ def start(recipe: TrainingRecipe, folder: Path, *, quiet: bool = False) -> dict[
                 echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
         else:
             broadcast_from_rank_zero(lambda: stack.enter_context(run_folder.open()))  # holds its lock
-            task, *batches = prepare(recipe, world, folder)
+            task, training, validation = prepare(recipe, world, folder)
             if world.is_rank_zero and not quiet:
                 describe(task)
-            _train(task, *batches, folder, world)
+            _train(task, training, validation, folder, world)
         advice = "remove it and run the command with --resume to write it again"
         return read_json(folder / RESULT, dict[str, Any], advice) if world.is_rank_zero else {}
 
