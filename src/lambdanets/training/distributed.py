@@ -28,17 +28,12 @@ _CONNECT_SECONDS = 300.0  # until a rank gives up connecting to the store of ran
 
 @dataclass(frozen=True)
 class World:
-    """Rank and world size of this process, over all nodes and on its own node."""
+    """Rank and world size of this process, over all nodes and on its own node. Rank 0 writes files and prints."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
-
-    @property
-    def is_rank_zero(self) -> bool:
-        """Whether this is the process that writes files and prints."""
-        return self.rank == 0
 
 
 def get_world() -> World:
@@ -107,9 +102,9 @@ def _connect_store(world: World) -> dist.Store:
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        return dist.TCPStore(host, port, world.world_size, is_master=world.is_rank_zero)
+        return dist.TCPStore(host, port, world.world_size, is_master=world.rank == 0)
     agent_store = dist.TCPStore(host, port, is_master=False)
-    if world.is_rank_zero:
+    if world.rank == 0:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         agent_store.set("lambdanets", str(store.port))
         return store
