@@ -8,12 +8,11 @@ The results are those of `lambdanets benchmark layer`, `model` and `scaling`, in
 from pathlib import Path
 from typing import Any
 
-from pages import MACHINES, ROOT, PageScript, replace_section
+from pages import MACHINES, ROOT, PageScript, read_results, replace_section
 
 from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark.report import draw_layer_times, draw_scaling, read_rows
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.results import read_results
 
 FIGURES = {"layer": ("engine_layers.png", draw_layer_times), "scaling": ("engine_scaling.png", draw_scaling)}
 OURS, CONVOLUTION, OTHERS = "lambdanets", "3x3 convolution", ("lambda-networks", "timm")

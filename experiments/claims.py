@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pages import RESULTS, PageScript, replace_section
+from pages import RESULTS, PageScript, read_results, replace_section
 
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.results import read_results
 from lambdanets_lab.seeds import confidence_interval, format_difference, paired_differences, scores_by_seed
 from lambdanets_lab.studies.catalog import STUDIES
 from lambdanets_lab.studies.results import read_comparison

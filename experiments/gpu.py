@@ -57,8 +57,7 @@ from lambdanets.ops.position.position_term import make_plan
 from lambdanets.ops.tables import crop_to_grid
 from lambdanets.provenance import commit, hardware
 from lambdanets_lab.benchmark.measurement import relative_error
-from lambdanets_lab.benchmark.peers import PEERS, build_peer
-from lambdanets_lab.results import installed_version
+from lambdanets_lab.benchmark.peers import PEERS, build_peer, installed_version
 
 Row = dict[str, Any]
 Measurements = Iterable[tuple[str, Callable[[], Row]]]

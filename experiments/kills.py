@@ -26,14 +26,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pages import RESULTS, ROOT, PageScript, replace_section
+from pages import RESULTS, ROOT, PageScript, read_results, replace_section
 
 from lambdanets import cli
 from lambdanets.models.weights import read_weights
+from lambdanets.provenance import provenance
+from lambdanets.records import write_json
 from lambdanets.signals import handle_signals
 from lambdanets.training import callbacks
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.results import read_results, write_results
 
 sys.path.append(str(ROOT / "tests"))
 from noise_images import write_two_classes
@@ -293,7 +294,7 @@ def main() -> None:
                 kills += kill_and_check(command, reference, scratch / f"{reference.name}-{len(kills)}", draws)
             result["kills"][name] = kills
             print(f"{name}: {len(kills)} kills, each resumed bit-identically", flush=True)
-            write_results(options.out, result)  # after each command, because all take half an hour
+            write_json(options.out, result | provenance())  # after each command, because all take half an hour
 
 
 if __name__ == "__main__":

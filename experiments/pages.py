@@ -1,11 +1,17 @@
 """What all scripts share: where results and pages are, and the sections of pages that they write."""
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "experiments/results"
 MACHINES = [RESULTS / "xeon-2-cores", RESULTS / "epyc-2-cores"]  # whose speed was measured
+
+
+def read_results(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 class PageScript(argparse.ArgumentParser):

@@ -12,12 +12,11 @@ import json
 from pathlib import Path
 
 import torch
-from pages import RESULTS, PageScript, replace_section
+from pages import RESULTS, PageScript, read_results, replace_section
 from safetensors.torch import save_file
 
 from lambdanets.models.weights import FOLDER, find_weights, read_weights
 from lambdanets_lab.markdown import markdown_table
-from lambdanets_lab.results import read_results
 
 
 def main() -> None:

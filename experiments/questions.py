@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pages import RESULTS, replace_section
+from pages import RESULTS, read_results, replace_section
 from scipy.stats import ttest_1samp
 from seeded_runs import SeededRuns, seeds, stored_runs, train_missing
 from torch import Tensor, nn
 
 from lambdanets import create_model
 from lambdanets.allocator import keep_freed_memory
+from lambdanets.provenance import provenance
+from lambdanets.records import write_json
 from lambdanets_lab import plot_style
 from lambdanets_lab.markdown import format_mean, markdown_table
-from lambdanets_lab.results import read_results, write_results
 from lambdanets_lab.seeds import confidence_interval, paired_differences, processors, scores_by_seed
 from lambdanets_lab.studies.execution import read_top1
 from lambdanets_lab.timing import summarize, time_interleaved
@@ -111,7 +112,8 @@ def measure_steps() -> None:
         runs[layer] = torch.autocast("cpu", torch.bfloat16)(functools.partial(train_step, network, images))
     samples = time_interleaved(runs, repeats=20, seconds=20)
     seconds = {layer: summarize(times)._asdict() for layer, times in samples.items()}
-    write_results(STEPS, {"seconds": seconds, "batch": BATCH, "threads": torch.get_num_threads()})
+    content = {"seconds": seconds, "batch": BATCH, "threads": torch.get_num_threads()}
+    write_json(STEPS, content | provenance())
 
 
 def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:

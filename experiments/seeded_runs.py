@@ -8,10 +8,9 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from pages import PageScript
+from pages import PageScript, read_results
 
 from lambdanets.records import write_json
-from lambdanets_lab.results import read_results
 
 Key = dict[str, Any]  # what identifies a run in a results file, such as its recipe and seed
 # of result.json

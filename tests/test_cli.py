@@ -1,14 +1,16 @@
 """The command line: output, exit codes, and no traceback for any user error."""
 
 import json
+import os
 import shlex
 
 import pytest
+import torch
 
 from commands import fail, succeed
 from lambdanets.cli import main
 from lambdanets.inference import loading
-from lambdanets.training import distributed
+from lambdanets.training import distributed, run
 
 
 def test_train_prints_classes_and_left_out_files_first_and_top1_last(two_classes, tmp_path, capsys):
@@ -38,7 +40,7 @@ def test_model_options_are_merged_into_those_of_the_recipe(two_classes, tmp_path
 
 INVALID = """
 --lerning-rate 1 | no option --lerning-rate; the nearest is --learning-rate
---epochs 3 cifar10 | has no argument 'cifar10'
+--epochs 3 cifar10 | has no argument 'cifar10'; RECIPE must come before the options
 --mean 0.1 0.2 | mean must be one number or one for each of 1 channels
 --model-options scope | --model-options must be pairs of a name and a value, got 'scope'
 --model-options small_image true scope 7 | has no option 'small_image'; the nearest is small_images
@@ -75,6 +77,28 @@ def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monke
     assert main(["train", "digits", *devices]) == 0
     assert launched[1][1][:-1] == ["train", "digits", *devices, "--run"]
     assert launched[1][1][-1].startswith("runs/digits-")
+
+
+def test_devices_share_the_cores_that_this_process_may_use(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)  # of the machine
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(distributed.torchrun, "run", lambda _: None)
+    assert distributed.launch(2, ["train"]) == 0
+    assert os.environ.pop("OMP_NUM_THREADS") == "4"
+
+
+def test_an_interrupted_run_is_resumed_on_the_same_number_of_devices(tmp_path, monkeypatch, capsys):
+    def interrupt(recipe, folder):
+        folder.mkdir()
+        (folder / "recipe.json").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(distributed, "is_torchelastic_launched", lambda: True)
+    monkeypatch.setattr(distributed, "get_world", distributed.World)
+    monkeypatch.setattr(run, "start", interrupt)
+    assert main(["train", "digits", "--devices", "2", "--run", str(tmp_path / "run")]) == 130
+    assert f"train --resume {tmp_path / 'run'} --devices 2\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

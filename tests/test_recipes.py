@@ -96,6 +96,13 @@ def test_quicktest_keeps_recipe_options_at_small_size(name, tmp_path):
     assert {name: getattr(small, name) for name in kept} == {name: getattr(recipe, name) for name in kept}
 
 
+def test_options_override_those_of_a_quicktest():
+    options = ["--quicktest", "--data", "PHOTOS", "--epochs", "1", "--weights", "cifar10"]
+    _, _, recipe = parse_train_command(["finetune", *options])
+    assert (recipe.data, recipe.weights, recipe.epochs, recipe.batch_size) == ("PHOTOS", "cifar10", 1, 4)
+    assert parse_train_command(["finetune", "--quicktest"])[2].data == "digits"
+
+
 def test_coco_recipe_trains_for_the_steps_of_the_paper():
     recipe = find_recipe("coco")
     steps = recipe.epochs * (118_287 // 256)

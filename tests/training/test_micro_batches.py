@@ -11,7 +11,9 @@ from lambdanets.errors import InputError
 from lambdanets.recipes.digit_masks import recipe as MASKS
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.recipes.scattered_digits import recipe as OBJECTS
+from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import micro_batches, run
+from lambdanets.training.callbacks import RunLog
 from lambdanets.training.distributed import World
 from lambdanets.training.micro_batches import Trial, largest_micro_batch
 
@@ -82,3 +84,12 @@ def test_too_large_model_is_rejected_without_creating_a_folder(tmp_path, monkeyp
     with pytest.raises(InputError, match=r"needs more than the 0\.0 GiB"):
         run.start(SMALL, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_logged_memory_of_a_gpu_is_not_that_of_trials(tmp_path, monkeypatch):
+    resets = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(None))
+    log = RunLog(tmp_path, ClassificationTask)
+    log.on_train_start(SimpleNamespace(is_global_zero=False), SimpleNamespace(device="cpu"))
+    assert resets == [None]

@@ -15,7 +15,7 @@ from lambdanets.records import write_json
 from lambdanets.tasks.recipes import DetectionRecipe
 from lambdanets.training.distributed import World
 from lambdanets.training.recipe import read_recipe
-from lambdanets.training.run import open_task, resolve_recipe
+from lambdanets.training.run import describe, open_task, resolve_recipe
 
 IMPORT = "from lambdanets.tasks.recipes import ClassificationRecipe\nrecipe = "
 
@@ -103,5 +103,5 @@ def test_a_started_run_keeps_its_precision_on_another_machine(tmp_path):
 def test_options_that_are_probably_a_mistake_are_named(fields, warning, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    open_task(replace(DIGITS, **fields), World())
+    describe(open_task(replace(DIGITS, **fields), World()))
     assert warning in capsys.readouterr().err

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d
+from lambdanets.records import reraise_as_input_error
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Tensors
 from lambdanets_lab.benchmark.options import Layer
 from lambdanets_lab.benchmark.peers import PEERS, build_peer
@@ -28,15 +29,23 @@ def make_cases(options: Layer, device: torch.device, rows: Sequence[Any] = ()) -
     ]
 
 
+def check_layer(dim: int, **options: Any) -> None:
+    """Raise InputError unless our layer has the options: each candidate would be skipped."""
+    with reraise_as_input_error(f"{OURS} cannot be built"), torch.device("meta"):
+        LambdaLayer2d(dim, **options)
+
+
 def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: str) -> Case:
     height, width, dim = map(int, shape.split("x"))
     dtype = getattr(torch, options.dtype)
     training = phase == "training"
+    known: dict[str, Any] = {"heads": options.heads, "scope": scope}
+    check_layer(dim, query_depth=options.query_depth, **known)
 
     @functools.cache
     def layer() -> LambdaLayer2d:
         torch.manual_seed(0)
-        ours = LambdaLayer2d(dim, query_depth=options.query_depth, heads=options.heads, scope=scope)
+        ours = LambdaLayer2d(dim, query_depth=options.query_depth, **known)
         return ours.to(device, dtype).train(training)
 
     @functools.cache
@@ -65,7 +74,6 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
         return prepare(build_peer(name, layer()), expected)
 
     def prepare_mixer(name: str) -> Prepared:
-        known = {"heads": options.heads, "scope": scope}
         torch.manual_seed(0)
         module = MIXERS[name](dim, **{option: known[option] for option in option_names(name) if option in known})
         module = module.to(device, dtype).train(training)

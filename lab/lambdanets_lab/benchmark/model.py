@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from lambdanets.layers import LambdaLayer2d
-from lambdanets_lab.benchmark.layer import OURS
+from lambdanets_lab.benchmark.layer import OURS, check_layer
 from lambdanets_lab.benchmark.measurement import Case, Prepared
 from lambdanets_lab.benchmark.options import TABLE_PASSES, Model, Tables
 from lambdanets_lab.benchmark.peers import PEERS, build_peer
@@ -26,6 +26,7 @@ Network = tuple[ModelSpec, str | None]  # and the package whose lambda layers re
 
 def make_cases(options: Model, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
     """Make one case per pass, in which every network is compared with plain ResNet-50."""
+    check_layer(64, scope=options.scope)
     networks: dict[str, Network] = {PLAIN: (ModelSpec(PLAIN), None)}
     for pattern in options.patterns:
         spec = ModelSpec("resnet50_lambda", {"scope": options.scope, "pattern": pattern})
@@ -63,9 +64,9 @@ def _case(
 ) -> Case:
     training, dtype = sizes["pass"] == "training", getattr(torch, options.dtype)
 
-    def make_images(side: int) -> Tensor:
+    def make_images(side: int, count: int = options.batch_size) -> Tensor:
         torch.manual_seed(1)
-        return torch.randn(options.batch_size, 3, side, side).to(device)
+        return torch.randn(count, 3, side, side).to(device)
 
     @functools.cache
     def model(spec: ModelSpec, peer: str | None) -> nn.Module:
@@ -75,8 +76,8 @@ def _case(
             if peer is not None and isinstance(module, LambdaLayer2d):
                 network.set_submodule(name, build_peer(peer, module))
         if not training:
-            # with the initial statistics, activations of random networks overflow
-            update_bn([make_images(options.image_size or 224)], network)
+            # with the initial statistics, activations of random networks overflow; one image may have a map of 1 x 1
+            update_bn([make_images(options.image_size or 224, max(2, options.batch_size))], network)
         return network.to(dtype).train(training)
 
     def prepare(spec: ModelSpec, peer: str | None) -> Prepared:

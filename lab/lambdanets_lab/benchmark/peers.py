@@ -1,6 +1,7 @@
 """Lambda layers of other packages with the weights of ours: their outputs must equal ours."""
 
 import importlib
+import importlib.metadata
 from dataclasses import dataclass
 
 from torch import nn
@@ -10,7 +11,6 @@ from lambdanets.adoption.layout import Family, foreign_tensors
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.embeddings import RelativeEmbedding
 from lambdanets.layers.pooling import average_pool
-from lambdanets_lab.results import installed_version
 
 
 class Skipped(Exception):  # noqa: N818
@@ -36,6 +36,13 @@ PEERS = {
     "timm": Peer("timm.layers.lambda_layer", ("dim_out", "dim_head", "num_heads"), TIMM),
     "pylocron": Peer("holocron.nn", ("out_channels", "dim_k", "num_heads"), HOLOCRON),
 }
+
+
+def installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def build_peer(name: str, layer: LambdaLayer2d) -> nn.Module:

@@ -19,9 +19,8 @@ from lambdanets_lab import plot_style
 from lambdanets_lab.benchmark import layer, model, report, scaling
 from lambdanets_lab.benchmark.measurement import Row, measure_case
 from lambdanets_lab.benchmark.options import CommonOptions
-from lambdanets_lab.benchmark.peers import PEERS
+from lambdanets_lab.benchmark.peers import PEERS, installed_version
 from lambdanets_lab.benchmark.report import case_table, describe_setup, read_rows, row_to_json
-from lambdanets_lab.results import installed_version
 
 RESULTS = "results.json"
 

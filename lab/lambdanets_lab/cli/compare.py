@@ -2,6 +2,7 @@
 
 import dataclasses
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from pydantic import Field
 
 from lambdanets.cli.options import parse, program
 from lambdanets.cli.train import parse_with_recipe
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, check_choice
 from lambdanets.records import Seed, record
 from lambdanets.signals import resumable
 from lambdanets.terminal import echo, plural
@@ -66,7 +67,8 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"RECIPE must be a classification recipe, got a {recipe.task} recipe")
     recipe = dataclasses.replace(recipe, model=MODEL, model_options=MODEL_OPTIONS)
     studies = tuple(STUDIES) if names == "all" else tuple(names.split(","))
-    variants = "\n".join(f"  {name}" for name in variant_labels(studies))
+    labels = variant_labels(studies)
+    variants = "\n".join(f"  {label}" for label in labels)
     options, requested = parse_with_recipe(
         Compare,
         recipe,
@@ -74,6 +76,8 @@ def main(arguments: list[str]) -> int:
         prog=f"lambdanets compare {names}{'' if has_recipe else ' [RECIPE]'}",
         description=f"Train variants of a network with the same recipe and seeds.\n\nvariants:\n{variants}",
     )
+    for label in options.variants:
+        check_choice("variants", label, labels)
     if requested.seed != recipe.seed:
         raise InputError(
             f"--seed must not be given, got {requested.seed}; use --seeds, such as --seeds {requested.seed}"
@@ -100,12 +104,19 @@ def _train(plan: "Plan", folder: Path) -> None:
     num_runs, results = len(plan.runs()), read_results(plan, folder)
     work = f"{plural(len(plan.seeds), 'seed')}, {plural(num_runs, 'run')}, {len(results)} done"
     echo(f"{', '.join(plan.studies)}: {work}")
-    for run in train_all(plan, folder):
+    failures = []
+    for run, outcome in train_all(plan, folder):
+        name = f"{run.variant}, seed {run.seed}"
+        if isinstance(outcome, InputError):
+            failures.append(f"{name}: {outcome}")
+            echo(failures[-1], file=sys.stderr)
+            continue
         results = read_results(plan, folder)  # also those of other processes
         write_summary(collect(plan, results), folder)
-        numbers = f"top-1 {run.top1:.4f}, {run.seconds:.0f} s"
-        echo(f"[{len(results)}/{num_runs}] {run.variant}, seed {run.seed}: {numbers}")
+        echo(f"[{len(results)}/{num_runs}] {name}: top-1 {outcome.top1:.4f}, {outcome.seconds:.0f} s")
     results = read_results(plan, folder)
+    if failures:
+        raise InputError(f"{plural(len(failures), 'run')} of {num_runs} failed, first {failures[0]}")
     if len(results) < num_runs:
         others = plural(num_runs - len(results), "run")
         echo(f"{others} in progress in other processes; the last process writes the results")

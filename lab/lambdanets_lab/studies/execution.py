@@ -6,15 +6,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lambdanets.errors import InputError, check_choice
+from lambdanets.errors import InputError
 from lambdanets.records import read_json, reraise_as_input_error, write_json
+from lambdanets.signals import check_signals
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
 from lambdanets.training.callbacks import METRICS
 from lambdanets.training.distributed import World
 from lambdanets.training.report import RESULT
 from lambdanets.work import InUseError, WorkFolder
-from lambdanets_lab.studies.catalog import STUDIES, Variant, variant_labels
+from lambdanets_lab.studies.catalog import STUDIES, Variant
 
 PLAN = "plan.json"
 
@@ -27,6 +28,10 @@ class Plan:
     variants: tuple[str, ...]
     seeds: tuple[int, ...]
     recipe: ClassificationRecipe
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that determine the results."""
+        return asdict(self) | {"recipe": self.recipe.identity(*self.recipe.PATHS)}
 
     def selected(self) -> dict[str, Variant]:
         """The variants to train, by name: once if several studies have them, also under other labels."""
@@ -99,9 +104,6 @@ def read_top1(folder: Path) -> list[float]:
 def make_plan(
     studies: Sequence[str], variants: Sequence[str], seeds: Sequence[int], recipe: ClassificationRecipe
 ) -> Plan:
-    known = variant_labels(studies)
-    for label in variants:
-        check_choice("variants", label, known)
     recipe = replace(recipe, **run.absolute_paths(recipe))
     plan = Plan(tuple(dict.fromkeys(studies)), tuple(variants), tuple(dict.fromkeys(seeds)), recipe)
     varying = {name for variant in plan.selected().values() for name in variant.options}
@@ -111,24 +113,25 @@ def make_plan(
 
 
 def begin(plan: Plan, folder: Path) -> None:
-    """Check that every run can be trained, and write plan.json into a new or empty folder.
+    """Check that every run can be trained, describe them, and write plan.json into a new or empty folder.
 
     Does nothing in a folder with the same plan. Raises InputError for a folder with another plan or other files, and
     for runs that cannot be trained.
     """
-    content = asdict(plan)
-    work_folder = WorkFolder(folder, content, PLAN, lambda file: asdict(read_json(file, Plan, "choose another folder")))
+    advice = "choose another folder"
+    work_folder = WorkFolder(folder, plan.identity(), PLAN, lambda file: read_json(file, Plan, advice).identity())
     if work_folder.is_started():
         return
-    for planned in plan.runs():
-        if planned.seed == plan.seeds[0]:
-            run.prepare(run.resolve_recipe(planned.recipe), World())
+    for planned in replace(plan, seeds=plan.seeds[:1]).runs():
+        check_signals()
+        task, *_ = run.prepare(run.resolve_recipe(planned.recipe), World())
+    run.describe(task)
     with work_folder.open(shared=True):
-        write_json(folder / PLAN, content, 2)
+        write_json(folder / PLAN, asdict(plan), 2)
 
 
-def train_all(plan: Plan, folder: Path) -> Iterator[RunResult]:
-    """Train all unfinished runs, and yield the result of each.
+def train_all(plan: Plan, folder: Path) -> Iterator[tuple[Run, RunResult | InputError]]:
+    """Train all unfinished runs, and yield each with its result or, such as for a loss of NaN, its error.
 
     Several processes may share a folder, each on its own device: runs locked by another process are skipped.
     """
@@ -138,11 +141,14 @@ def train_all(plan: Plan, folder: Path) -> Iterator[RunResult]:
         if (run_folder / RESULT).is_file():
             continue
         try:
-            run.start(planned.recipe, run_folder)
+            run.start(planned.recipe, run_folder, quiet=True)
         except InUseError:
             continue
+        except InputError as error:
+            yield planned, error
+            continue
         if (result := planned.result(folder)) is not None:
-            yield result
+            yield planned, result
 
 
 def read_results(plan: Plan, folder: Path) -> list[RunResult]:

@@ -12,6 +12,7 @@ from pydantic import Field
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.records import parse_json, write_json
+from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.terminal import plural
 from lambdanets.work import locked
 from lambdanets_lab import plot_style
@@ -23,9 +24,9 @@ from lambdanets_lab.studies.execution import Plan, RunResult
 
 RESULTS, TABLE = "results.json", "comparison.md"
 # Fields of runs that must be equal to merge results.
-_SETUP = ("model_name", "data", "training_images", "validation_images", "epochs")
+_SETUP = ("model_name", "data", "training_images", "validation_images")
 # Fields of the recipe that do not change the accuracy systematically, or are compared otherwise.
-_NOT_COMPARED = ("seed", "workers", "max_unreadable", "checkpoint_every", "data", "data_root")
+_NOT_COMPARED = ("seed", "data", "data_root", *ClassificationRecipe.CHANGEABLE)
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,9 @@ def markdown(comparison: Comparison) -> str:
 def describe_setup(comparison: Comparison) -> str:
     """Describe in one sentence the model, data, seeds and machines of all runs."""
     first, seeds = comparison.runs[0], sorted({run.seed for run in comparison.runs})
+    epochs = f"{'at most ' if comparison.recipe.get('patience') else ''}{comparison.recipe['epochs']}"
     return (
-        f"{first.model_name} on {first.data}; {first.training_images:,} training images, epochs: {first.epochs}, test "
+        f"{first.model_name} on {first.data}; {first.training_images:,} training images, epochs: {epochs}, test "
         f"images: {first.validation_images:,}, seeds {', '.join(map(str, seeds))}"
         f"{'' if comparison.finished else ', not finished'}; trained on {processors(comparison.rows)}."
     )
@@ -169,7 +171,7 @@ def _curves(rows: Sequence[Row], comparison: Comparison) -> dict[str, list[Seque
     Empty for too many variants, if a run has another number of epochs, such as without its curve, or a single one, and
     if epochs were validated on held-out images, which are not the test images.
     """
-    epochs = comparison.runs[0].epochs
+    epochs = comparison.recipe["epochs"]
     if comparison.recipe.get("hold_out") or epochs < 2 or len(rows) > 1 + len(plot_style.BASELINES):
         return {}
     curves = {

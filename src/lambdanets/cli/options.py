@@ -52,7 +52,7 @@ def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, d
 
     defaults: records with the default values, or types of records. prog: the command; "[...]" after it is for the help.
     """
-    command = prog.partition(" [")[0]
+    command, _, missing = prog.partition(" [")
     parser = _Parser(
         command, description=description, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -64,7 +64,8 @@ def parse_all(defaults: Sequence[Any], arguments: Sequence[str], *, prog: str, d
         flag = unknown[0].partition("=")[0]
         raise InputError(f"{command} has no option {flag}{nearest_hint(flag, (name for name, _ in options.values()))}")
     if unknown:
-        raise InputError(f"{command} has no argument {unknown[0]!r}; {command} --help lists its arguments")
+        advice = f"{missing[:-1]} must come before the options" if missing else f"{command} --help lists its arguments"
+        raise InputError(f"{command} has no argument {unknown[0]!r}; {advice}")
     values = {name: _convert(words, *options[name]) for name, words in vars(given).items()}
     records = []
     for each in defaults:

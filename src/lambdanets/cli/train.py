@@ -21,7 +21,7 @@ from lambdanets.signals import resumable, uninterrupted
 from lambdanets.terminal import echo, plural
 from lambdanets.training.recipe import TrainingRecipe, extended_recipe, read_recipe, task_class
 
-# Fields of --quicktest, as far as a recipe has them.
+# Defaults of the options with --quicktest, as far as a recipe has them.
 QUICKTEST: dict[str, Any] = dict.fromkeys(("data_root", "images", "validation_data", "validation_images", "weights"))
 QUICKTEST |= {"data": "digits", "training_images": 12, "validation_share": 0.02, "image_size": 64}
 QUICKTEST |= {"epochs": 2, "batch_size": 4, "warmup_epochs": 0.5, "learning_rate": 0.001, "checkpoint_every": 2}
@@ -40,7 +40,7 @@ class TrainOptions:
     devices: PositiveInt | None = None
     """Number of GPUs, or of processes on the CPU, on this machine; 1 by default. Use torchrun for several machines."""
     quicktest: bool = False
-    """Train a recipe of this package for a few steps on small scanned digits."""
+    """Train for a few steps on small scanned digits, except for what other options say."""
     dry_run: bool = False
     """Check the recipe and its data; print images, steps, micro-batches and milliseconds per step, without training."""
 
@@ -50,8 +50,6 @@ def main(arguments: list[str]) -> int:
     name, options, recipe = parse_train_command(arguments)
     if options.quicktest and options.resume is not None:
         raise InputError("--quicktest starts a run of its own; remove it or --resume")
-    if options.quicktest:
-        recipe = replace(recipe, **{name: value for name, value in QUICKTEST.items() if hasattr(recipe, name)})
     default = Path("runs") / f"{Path(name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = options.resume or options.run or default
     from lambdanets.training import distributed
@@ -63,15 +61,14 @@ def main(arguments: list[str]) -> int:
     from lambdanets.training import run
 
     if options.dry_run:
-        lines = run.dry_run(recipe)
-        if world.is_rank_zero:
-            echo(*lines)
+        run.dry_run(recipe)
         return 0
     if world.world_size > 1 and folder == default:
         raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
-    file = f"{shlex.quote(name)} " if name.endswith(".py") else ""
-    how = f"resume with: {program()} train {file}--resume {shlex.quote(str(folder))}"
-    with resumable(how, folder / RECIPE) if world.is_rank_zero else uninterrupted():
+    words = [name] if name.endswith(".py") else []
+    words += ["--resume", str(folder), *(["--devices", str(options.devices)] if options.devices else [])]
+    how = f"resume with: {program()} train {shlex.join(words)}"
+    with resumable(how, folder / RECIPE) if world.rank == 0 else uninterrupted():
         result = run.start(recipe, folder)
     if result:  # on rank 0
         report_unreadable(result["unreadable"])
@@ -101,9 +98,11 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--resume", nargs="?")  # `parse_all` reports a missing value
     resumed = first.parse_known_args(arguments)[0].resume
+    words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
     if resumed:
         recipe = read_recipe(Path(resumed) / RECIPE)
-    words = [word.partition("=")[0] for word in arguments if word.startswith("--")]
+    elif "--quicktest" in words:
+        recipe = replace(recipe, **{field: value for field, value in QUICKTEST.items() if hasattr(recipe, field)})
     recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
     parse = partial(
         parse_with_recipe,

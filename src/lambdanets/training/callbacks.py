@@ -58,6 +58,8 @@ class RunLog(Callback):
     def on_train_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._start_clock()  # a run that resumes in the middle of an epoch does not call on_train_epoch_start
         self._sums = self._sums.to(module.device)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()  # of micro-batches that were tried, and of earlier runs
         if not trainer.is_global_zero:
             self._sums.zero_()  # rank 0 has those of all ranks
             return
@@ -170,7 +172,9 @@ class RunLog(Callback):
         for name, value in values.items():
             self._writer.add_scalar(f"speed/{name}" if name in SPEED else f"{name}/{split}", value, row[0])
         if split == "train":
-            self._writer.add_scalar("learning_rate", trainer.optimizers[0].param_groups[-1]["lr"], row[0])
+            schedule: Any = trainer.lr_scheduler_configs[0].scheduler  # which has set that of the next step
+            rate = schedule.base_lrs[-1] * schedule.lr_lambdas[-1](trainer.global_step - 1)
+            self._writer.add_scalar("learning_rate", rate, row[0])
         self._writer.flush()  # a row that is in a checkpoint is then also in the event file
 
     def points(self, split: str, metric: str) -> list[tuple[int, float]]:

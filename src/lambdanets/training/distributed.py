@@ -28,17 +28,12 @@ _CONNECT_SECONDS = 300.0  # until a rank gives up connecting to the store of ran
 
 @dataclass(frozen=True)
 class World:
-    """Rank and world size of this process, over all nodes and on its own node."""
+    """Rank and world size of this process, over all nodes and on its own node. Rank 0 writes files and prints."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
-
-    @property
-    def is_rank_zero(self) -> bool:
-        """Whether this is the process that writes files and prints."""
-        return self.rank == 0
 
 
 def get_world() -> World:
@@ -56,8 +51,8 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     """
     if torch.cuda.is_available() and num_processes > (gpus := torch.cuda.device_count()):
         raise InputError(f"devices must be at most {gpus}, the number of GPUs, got {num_processes}")
-    # otherwise torchrun would give each process one thread
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    # otherwise torchrun would give each process one thread; PyTorch's number is that of the cores this process may use
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     signals = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # by default, without the last two
     options = ["--standalone", f"--nproc-per-node={num_processes}", signals, "-m", "--", "lambdanets"]
@@ -107,9 +102,9 @@ def _connect_store(world: World) -> dist.Store:
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-        return dist.TCPStore(host, port, world.world_size, is_master=world.is_rank_zero)
+        return dist.TCPStore(host, port, world.world_size, is_master=world.rank == 0)
     agent_store = dist.TCPStore(host, port, is_master=False)
-    if world.is_rank_zero:
+    if world.rank == 0:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
         agent_store.set("lambdanets", str(store.port))
         return store

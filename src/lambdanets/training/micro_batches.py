@@ -119,7 +119,7 @@ def choose_micro_batch(task: Task, world: World) -> BatchSlice:
     # ranks on one CPU share its memory
     free = free_memory(device) // (world.local_world_size if device.type == "cpu" else 1)
     largest = min(all_gather_lists([largest_micro_batch(trial, requested, free)]))
-    if largest < requested and world.is_rank_zero:
+    if largest < requested and world.rank == 0:
         note = f"a micro-batch of {plural(requested, 'image')} does not fit into memory: using {largest}"
         echo(note, file=sys.stderr)
     # no micro-batch has fewer images than the smallest; if possible, none has more than the largest
@@ -129,9 +129,8 @@ def choose_micro_batch(task: Task, world: World) -> BatchSlice:
     return BatchSlice(world.rank, ranks, steps, smallest)
 
 
-def largest_micro_batch(trial: Trial, requested: int, free: int) -> int:
-    """Return the requested micro-batch, halved until it fits. free: memory in bytes."""
-    micro_batch = requested
+def largest_micro_batch(trial: Trial, micro_batch: int, free: int) -> int:
+    """Return a micro-batch, halved until it fits. free: memory in bytes."""
     while not trial.fits(micro_batch, free):
         if micro_batch <= trial.smallest:
             raise InputError(

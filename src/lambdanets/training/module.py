@@ -170,13 +170,12 @@ class EMA(WeightAveraging):
     def __init__(self, decay: float) -> None:
         super().__init__(best_device(), use_buffers=True)
         self.decay = decay
-        self._latest_update_step = 0  # of the superclass, which saves it in checkpoints
 
     @torch.no_grad()
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:  # torch's update_parameters would read a count on the GPU, and so wait for the step
-        if trainer.global_step == self._latest_update_step:
+        if trainer.global_step == self._latest_update_step:  # which the superclass saves in checkpoints
             return
         self._latest_update_step = step = int(trainer.global_step)
         averages, weights = ([*each.parameters(), *each.buffers()] for each in (self._average_model.module, module))

@@ -44,14 +44,14 @@ TIMED_STEPS = 3  # of a dry run
 MAX_IMAGES_ON_CPU = 8  # more do not take less time per image
 
 
-def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
+def start(recipe: TrainingRecipe, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
     """Train a recipe in a run folder and return the result. An unfinished run of the recipe in the folder is resumed.
 
     Thus the same command can start and restart a run, as torchrun and cluster schedulers require.
 
     At the start, recipe.json is written into the folder; during training metrics.csv, tensorboard/
     and checkpoints/; at the end weights.safetensors, curves.png, the task's figures and, last, result.json.
-    If the run cannot start, no folder is left.
+    If the run cannot start, no folder is left. quiet: without `describe`, as when several runs share their data.
 
     Rank zero returns the result, other ranks return {}. Raises InputError for an invalid recipe or a folder with other
     files, InUseError if another process trains in the folder, and KeyboardInterrupt after a signal.
@@ -65,17 +65,17 @@ def start(recipe: TrainingRecipe, folder: Path) -> dict[str, Any]:
         run_folder = WorkFolder(folder, identity, RECIPE, lambda file: read_recipe(file).fields())
         if finished:  # the folder may be read-only
             broadcast_from_rank_zero(run_folder.is_started)
-            if world.is_rank_zero:
+            if world.rank == 0:
                 echo(f"{folder} is finished; nothing was trained", file=sys.stderr)
         else:
             broadcast_from_rank_zero(lambda: stack.enter_context(run_folder.open()))  # holds its lock
-            _train(*prepare(recipe, world, folder), folder, world)
+            _train(*prepare(recipe, world, folder), folder, world, quiet)
         advice = "remove it and run the command with --resume to write it again"
-        return read_json(folder / RESULT, dict[str, Any], advice) if world.is_rank_zero else {}
+        return read_json(folder / RESULT, dict[str, Any], advice) if world.rank == 0 else {}
 
 
-def dry_run(recipe: TrainingRecipe) -> list[str]:
-    """Describe the data, steps, micro-batches and time of a run, in one line each. Writes no files.
+def dry_run(recipe: TrainingRecipe) -> None:
+    """Print `describe`, and data, steps, micro-batches and time of a run, in one line each. Writes no files.
 
     Without data loading, optimizer and validation, and with the largest images. Raises InputError
     where training would.
@@ -102,8 +102,9 @@ def dry_run(recipe: TrainingRecipe) -> list[str]:
             "speed": f"{1000 * seconds:,.0f} ms per step with the largest image ({device}, {recipe.precision})",
             "time": f"{timedelta(seconds=round(seconds * steps * recipe.epochs))} without data loading and validation",
         }
-        described = (describe_classes(task.classes), describe_left_out(task.left_out))
-        return [*described, *(f"{name:<8}{text}" for name, text in rows.items())]
+        if world.rank == 0:
+            describe(task)
+            echo(*(f"{name:<8}{text}" for name, text in rows.items()))
 
 
 def absolute_paths(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -178,7 +179,7 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
     task = task_class(recipe)(recipe)
     if (count := len(task.validation)) < (ranks := world.world_size):
         raise InputError(f"number of validation images must be at least {ranks}, one per rank, got {count}")
-    if world.is_rank_zero:
+    if world.rank == 0:
         echo(*(f"{name}: {line}" for name, found in task.findings.items() for line in found.lines()), file=sys.stderr)
     for split in ("training", "validation", "test"):
         if (images := getattr(task, split)) is not None:
@@ -188,13 +189,17 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
     task.checkpoint = find_resumable(folder / "checkpoints", task) if folder is not None else None
     if task.checkpoint is None and recipe.weights is not None:
         task.initial_weights = load_initial_weights(task.model, recipe.weights, task.classes)
-    if task.checkpoint is None and world.is_rank_zero:
-        echo(*_warnings(recipe, len(task.training)), file=sys.stderr)
     return task
 
 
-def _warnings(recipe: TrainingRecipe, num_images: int) -> Iterator[str]:
-    """Yield what is probably a mistake in a recipe, for a number of training images."""
+def describe(task: Task) -> None:
+    """Print the classes, what is left out of the data and, at the start of a run, probable mistakes in the recipe."""
+    echo(describe_classes(task.classes), describe_left_out(task.left_out))
+    if task.checkpoint is None:
+        echo(*_mistakes(task.recipe, len(task.training)), file=sys.stderr)
+
+
+def _mistakes(recipe: TrainingRecipe, num_images: int) -> Iterator[str]:
     on_avx2 = best_device().type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
     if recipe.precision == "bf16-mixed" and on_avx2:
         yield "precision bf16-mixed is several times as slow as 32-true on a processor without AVX-512"
@@ -209,12 +214,13 @@ def _warnings(recipe: TrainingRecipe, num_images: int) -> Iterator[str]:
         yield f"{batch}: an epoch is one step; choose a smaller --batch-size"
 
 
-def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World) -> None:
+def _train(task: Task, training: Batches, validation: Batches, folder: Path, world: World, quiet: bool) -> None:
     recipe, model = task.recipe, task.model
     # only now, because a refused command must not change the run; it stores the path of moved data
     broadcast_from_rank_zero(lambda: write_json(folder / RECIPE, recipe.fields(), 2))
-    if world.is_rank_zero:
-        echo(describe_classes(task.classes), describe_left_out(task.left_out))
+    if world.rank == 0:
+        if not quiet:
+            describe(task)
         write_findings(task, folder)
     module = TrainingModule(task, training.steps_per_epoch, training.batch_slice)
     if getattr(recipe, "compile", False):  # a field of the tasks whose models can be compiled

@@ -93,6 +93,8 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(tmp_path, capsys
     [
         (["layer", "--candidates", "tim"], "got 'tim'; the nearest is timm"),
         (["layer", "--shapes", "28x28"], "must match pattern"),
+        (["layer", "--scopes", "23", "4"], "lambdanets cannot be built: scope must be"),
+        (["model", "--scope", "4"], "lambdanets cannot be built: scope must be"),
         (["tables", "--tables", "18", "--passes", "inference"], "must leave something to measure, got nothing"),
     ],
 )
@@ -121,6 +123,11 @@ def test_tables_show_the_measured_speeds(tmp_path, capsys):
     assert "1.00x the speed of C-C-C-C (paper: 1.00x); batch 2, 32 px, peak" in printed
     assert "x the speed of C-C-C-C (paper: 0.99x); batch 2, 32 px, peak" in printed
     assert "Speeds measured on " in printed
+
+
+def test_networks_are_measured_with_one_small_image(tmp_path):
+    command = "benchmark model --patterns CCCL --candidates resnet50 --image-size 32 --batch-size 1 --passes inference"
+    assert main([*command.split(), *QUICK, "--out", str(tmp_path / "out")]) == 0
 
 
 def test_exponent_is_fitted_to_the_larger_half_of_sizes():

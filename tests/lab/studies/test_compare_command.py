@@ -11,7 +11,9 @@ import pytest
 from commands import error_lines
 from lambdanets import cli
 from lambdanets.cli.options import program
+from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
+from lambdanets.training import run
 from lambdanets.work import WorkFolder
 from lambdanets_lab.studies.catalog import MODEL
 from lambdanets_lab.studies.execution import begin, make_plan, read_results, train_all
@@ -50,7 +52,8 @@ def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, monkey
     monkeypatch.chdir(data.parent.parent)
     recipe = replace(recipe, data=f"{data.parent.name}/{data.name}")  # relative
     options = ["--variants", "3x3", "7x7", "--seeds", "0", "1", "--out", str(out)]
-    assert cli.main(["compare", "scope", *recipe_options(recipe), *options]) == 0
+    recipe_words = [*recipe_options(recipe), "--decay", "0.9"]
+    assert cli.main(["compare", "scope", *recipe_words, *options]) == 0
     assert {path.name for path in out.iterdir()} >= {"plan.json", "results.json", "comparison.md", "scope.png", "runs"}
     results = json.loads((out / "results.json").read_text())
     assert results["finished"]
@@ -58,7 +61,9 @@ def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, monkey
         ("lambda scope=3", 0), ("lambda scope=7", 0), ("lambda scope=3", 1), ("lambda scope=7", 1),
     ]  # fmt: skip
     assert results["runs"][0]["data"].startswith(data.name)
-    text = capsys.readouterr().out
+    text, errors = capsys.readouterr()
+    assert text.count("classes: 2") == 1
+    assert errors.count("decay and decay_epochs have no effect") == 1
     assert "[4/4] lambda scope=7, seed 1: top-1" in text
     assert f"written to {out}: results.json, comparison.md" in text
     table = (out / "comparison.md").read_text()
@@ -76,8 +81,23 @@ def test_locked_runs_are_skipped_and_resuming_trains_only_them(recipe, tmp_path,
     assert "1 run in progress in other processes" in capsys.readouterr().out
     assert [r.variant for r in read_results(plan, out)] == ["lambda scope=7"]
     assert not json.loads((out / "results.json").read_text())["finished"]
-    assert [result.variant for result in train_all(plan, out)] == ["lambda scope=3"]
+    assert [result.variant for _, result in train_all(plan, out)] == ["lambda scope=3"]
     assert [result.variant for result in read_results(plan, out)] == ["lambda scope=3", "lambda scope=7"]
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(recipe, tmp_path, monkeypatch, capsys):
+    start, out = run.start, tmp_path / "out"
+
+    def diverge(recipe, *arguments, **options):
+        if recipe.model_options["scope"] == 3:
+            raise InputError("the loss became nan")
+        return start(recipe, *arguments, **options)
+
+    monkeypatch.setattr(run, "start", diverge)
+    *_, failure, error = error_lines(capsys, *compare(recipe, out, "3x3", "7x7"))
+    assert failure == "lambda scope=3, seed 0: the loss became nan"
+    assert error == f"lambdanets: 1 run of 2 failed, first {failure}"
+    assert [each["variant"] for each in json.loads((out / "results.json").read_text())["runs"]] == ["lambda scope=7"]
 
 
 def test_a_comparison_of_an_older_version_resumes(recipe, tmp_path):
@@ -90,6 +110,14 @@ def test_a_comparison_of_an_older_version_resumes(recipe, tmp_path):
     begin(plan, tmp_path / "out")
 
 
+def test_a_comparison_resumes_with_other_options_that_do_not_change_the_results(recipe, tmp_path):
+    plan = make_plan(["scope"], ["3x3"], [0], recipe)
+    begin(plan, tmp_path / "out")
+    begin(replace(plan, recipe=replace(recipe, workers=1, max_unreadable=2, micro_batch=4)), tmp_path / "out")
+    with pytest.raises(InputError, match="epochs must be 1, got 2, since"):
+        begin(replace(plan, recipe=replace(recipe, epochs=2)), tmp_path / "out")
+
+
 def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     arguments = compare(recipe, out, "3x3")
@@ -97,6 +125,20 @@ def test_interrupted_comparison_prints_the_resume_command(recipe, tmp_path, monk
     assert cli.main(arguments) == 130
     assert f"resume with: {program()} {shlex.join(arguments)}\n" in capsys.readouterr().err
     assert not [*out.rglob("result.json")]
+
+
+def test_a_signal_ends_the_check_of_all_variants(recipe, tmp_path, monkeypatch):
+    checked = []
+
+    def prepare(recipe, world):
+        checked.append(recipe)
+        signal.raise_signal(signal.SIGINT)
+        return recipe, None, None
+
+    monkeypatch.setattr(run, "prepare", prepare)
+    assert cli.main(compare(recipe, tmp_path / "out", "3x3", "7x7")) == 130
+    assert len(checked) == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from lambdanets_lab.studies.results import collect, markdown, read_comparison, s
 @pytest.fixture
 def plan():
     paths = {"data": "/data/of/someone/images", "weights": "/data/of/someone/run"}
-    recipe = replace(DIGITS, **paths, model="resnet20_mixer_small")
+    recipe = replace(DIGITS, **paths, model="resnet20_mixer_small", epochs=2)
     return make_plan(["content_position"], ["content only", "position only"], [3, 5], recipe)
 
 
@@ -81,8 +81,18 @@ def test_rejects_merging_different_setups_or_the_same_runs(plan, results, tmp_pa
         summary,
         collect(other, results),
     )
-    longer = replace(summary, runs=[replace(run, epochs=3) for run in summary.runs])
-    check("must have the same epochs, got 2 and 3", summary, longer)
+    longer = replace(summary, recipe=summary.recipe | {"epochs": 30})
+    check("must have recipes with the same epochs, got 2 and 30", summary, longer)
+
+
+def test_merges_runs_that_stopped_early_after_other_numbers_of_epochs(plan, results, tmp_path):
+    plan = replace(plan, recipe=replace(plan.recipe, patience=3, micro_batch=8))
+    first = collect(plan, results[:2])
+    others = [replace(run, epochs=7) for run in results[2:]]
+    second = collect(replace(plan, recipe=replace(plan.recipe, micro_batch=16)), others)
+    merged = read_comparison(write(first, tmp_path / "a.json"), write(second, tmp_path / "b.json"))
+    assert len(merged.runs) == 4
+    assert "epochs: at most 2," in markdown(merged)
 
 
 @pytest.mark.figures
