@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,20 @@ def test_a_png_with_a_large_profile_or_text_is_read(tmp_path: Path, name: str) -
     image = make_gradient()
     read = read_image(save(tmp_path / "a.png", image, **{name: metadata}))
     assert read.tobytes() == image.tobytes()
+
+
+EXIF_ROTATED = b"II*\0\x08\0\0\0\x02\0" + struct.pack("<HHII", 0x0112, 3, 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("exif", "size"),
+    [(b"no header", (8, 4)), (EXIF_ROTATED + struct.pack("<HHI4sI", 0x011A, 7, 4, b"no x", 0), (4, 8))],  # resolution
+)
+def test_damaged_exif_does_not_make_an_image_unreadable(tmp_path: Path, exif: bytes, size: tuple[int, int]) -> None:
+    image = Image.new("L", (8, 4), 70)
+    for suffix in ("png", "webp", "jpg"):
+        read = read_image(save(tmp_path / f"a.{suffix}", image, exif=b"Exif\0\0" + exif))
+        assert (read.size, read.convert("L").getextrema()) == (size, (70, 70))
 
 
 def truncated(image_format: str, size: int) -> bytes:

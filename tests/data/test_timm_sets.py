@@ -50,6 +50,13 @@ class IndexedReader:
         yield from (index % 2 for index in range(6))
 
 
+class UnlabeledReader(IndexedReader):
+    """A fake of a split without labels, as the test splits of competitions."""
+
+    def iter_targets(self) -> Iterator[int]:
+        yield from [-1] * 6
+
+
 def open_fake(monkeypatch: pytest.MonkeyPatch, dataset: object, splits: set[str]) -> Splits:
     def create_dataset(name: str, *, split: str, **_: object) -> object:
         if split not in splits:
@@ -73,3 +80,8 @@ def test_the_test_split_replaces_a_missing_validation_split(monkeypatch: pytest.
     assert splits.validation.name(0) == "hfds/someone/animals/test/0"
     with pytest.raises(InputError, match="Unknown split 'test'"):
         open_fake(monkeypatch, SimpleNamespace(reader=IndexedReader()), {"train"})
+
+
+def test_a_split_without_labels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"'hfds/someone/animals' .split 'train'.: some of its images have no label"):
+        open_fake(monkeypatch, SimpleNamespace(reader=UnlabeledReader()), {"train", "test"})

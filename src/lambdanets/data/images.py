@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -92,10 +92,13 @@ def read_image(
                 stored = file if is_image else Image.open(file, formats=FORMATS)
                 check_size(*stored.size)
                 image = convert_image(stored, channel, stretch)  # before EXIF, which may decode PNG to 8 bits
-                orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
+                orientation = 1
+                with suppress(Exception):  # damaged metadata do not change pixels
+                    orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
         rotated = image
         if orientation != 1:
-            image.getexif()[ExifTags.Base.Orientation] = orientation  # `convert_image` may have dropped it
+            image.info.clear()  # exif_transpose would write its EXIF, which fails if it is damaged
+            image.getexif()[ExifTags.Base.Orientation] = orientation
             rotated = ImageOps.exif_transpose(image)
         return image if image.size == known_size != rotated.size else rotated
     except Exception as error:  # the decoders raise exceptions of many types for damaged files

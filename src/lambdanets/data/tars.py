@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import is_hidden, open_regular
 
+_LINK = " as a link; write the tar with --dereference"  # end of the name of a symbolic link, so that it is left out
 _PADDING = 2**20  # bytes after the end-of-archive block that must be zero; GNU tar writes up to 10,240
 
 
@@ -37,15 +38,17 @@ def iterate_tar(file: Any, start: int = 0, folder: str = "") -> Iterator[tuple[s
 
     file: the tar, a binary file. start, folder: the offset of a nested tar, and what its names begin with.
 
-    Hidden files are left out. Raises tarfile.TarError if the tar is incomplete. A missing end-of-archive block is an
-    error, because the tar may be truncated between two members; GNU tar, tarfile and webdataset all write this block.
-    Data after the block is also an error, because readers would ignore it.
+    Hidden files are left out; names of symbolic links end in _LINK. Raises tarfile.TarError if the tar is incomplete. A
+    missing end-of-archive block is an error, because the tar may be truncated between two members; GNU tar, tarfile and
+    webdataset all write this block. Data after the block is also an error, because readers would ignore it.
     """
     spans: dict[str, tuple[int, int]] = {}
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
             if member.islnk() and member.linkname in spans:  # GNU tar writes a file with two names once
                 member.offset_data, member.size = spans[member.linkname]
+            elif member.issym():
+                member.name += _LINK
             elif not member.isreg():
                 continue
             spans[member.name] = member.offset_data, member.size

@@ -50,6 +50,8 @@ def _open_split(data: str, root: str | None, split: str) -> ImageFiles:
             # a class name of ImageNet is a list of synonyms
             classes = enumerate(getattr(items, "classes", ()))
             names = {index: name if isinstance(name, str) else ", ".join(name) for index, name in classes}
+        if min(labels, default=0) < 0:
+            raise ValueError("some of its images have no label (-1)")
     except Exception as error:  # data sets raise exceptions of any type, and may have labels that are no classes
         raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {one_line(error)}") from error
     indices = range(max([-1, *names, *labels]) + 1)

@@ -118,10 +118,10 @@ def test_ambiguous_and_mostly_missing_files_are_refused(
 def test_images_without_a_file_are_dropped_with_their_objects(tmp_path: Path) -> None:
     images = open_set(tmp_path, {"2.png": FILES["2.png"]})
     assert first_pixels(images) == [20]
-    assert images.problems.left_out == {"images": 1, "annotations": 1}
+    assert images.problems.left_out == {"of the images": 1, "of the annotations": 1}
     assert images.problems.lines() == [
-        "1 images dropped: their files are missing (id 1)",
-        "1 annotations dropped: the files of their images are missing (id 5)",
+        "images dropped: their files are missing (1 id: 1)",
+        "annotations dropped: the files of their images are missing (1 id: 5)",
     ]
     assert [entry["id"] for entry in images.to_coco()["annotations"]] == [6]
 
