@@ -57,18 +57,18 @@ class UnlabeledReader(IndexedReader):
         yield from [-1] * 6
 
 
-def open_fake(monkeypatch: pytest.MonkeyPatch, dataset: object, splits: set[str]) -> Splits:
+def open_fake(monkeypatch: pytest.MonkeyPatch, **readers: IndexedReader) -> Splits:
     def create_dataset(name: str, *, split: str, **_: object) -> object:
-        if split not in splits:
+        if split not in readers:
             raise ValueError(f"Unknown split {split!r}.")
-        return dataset
+        return SimpleNamespace(reader=readers[split])
 
     monkeypatch.setattr("timm.data.create_dataset", create_dataset)
     return open_splits("hfds/someone/animals")
 
 
 def test_a_reader_with_random_access_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = open_fake(monkeypatch, SimpleNamespace(reader=IndexedReader()), {"train", "validation"})
+    splits = open_fake(monkeypatch, train=IndexedReader(), validation=IndexedReader())
     image, label = splits.train.load(3)
     assert (splits.classes, image.getpixel((0, 0)), label) == (("cat", "dog"), 3, 1)
     with pytest.raises(UnreadableImage, match=r"^cannot read the image hfds/someone/animals/train/0: it is not"):
@@ -76,12 +76,17 @@ def test_a_reader_with_random_access_is_indexed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_test_split_replaces_a_missing_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = open_fake(monkeypatch, SimpleNamespace(reader=IndexedReader()), {"train", "test"})
+    splits = open_fake(monkeypatch, train=IndexedReader(), test=IndexedReader())
     assert splits.validation.name(0) == "hfds/someone/animals/test/0"
-    with pytest.raises(InputError, match="Unknown split 'test'"):
-        open_fake(monkeypatch, SimpleNamespace(reader=IndexedReader()), {"train"})
+
+
+def test_validation_is_held_out_if_no_other_split_has_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for others in ({}, {"test": UnlabeledReader()}):
+        splits = open_fake(monkeypatch, train=IndexedReader(), **others)
+        assert (len(splits.train), len(splits.validation)) == (4, 2)
+        assert splits.held_out
 
 
 def test_a_split_without_labels_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"'hfds/someone/animals' .split 'train'.: some of its images have no label"):
-        open_fake(monkeypatch, SimpleNamespace(reader=UnlabeledReader()), {"train", "test"})
+        open_fake(monkeypatch, train=UnlabeledReader(), test=IndexedReader())
