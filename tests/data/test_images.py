@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageFile, PngImagePlugin
 
 from lambdanets.data.image_search import find_images
-from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.images import UnreadableImage, check_unreadable, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.errors import InputError
 
@@ -95,3 +95,9 @@ def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
     with pytest.raises(UnreadableImage, match="bomb"):
         read_image(path)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, "^1 image cannot"), (1200, "^1,200 images cannot")])
+def test_one_unreadable_image_is_singular(count: int, expected: str) -> None:
+    with pytest.raises(InputError, match=expected + r" be read, more than max_unreadable \(0\): a.png"):
+        check_unreadable(["a.png: it is empty"] * count, 0)

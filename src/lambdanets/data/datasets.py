@@ -171,7 +171,8 @@ def _open_timm(data: str, root: str | None) -> tuple[ImageFiles, ImageFiles | No
         raise InputError(f"data_root must be the folder that contains '{data}', got None; set --data-root")
     if data.lower() in ("torch/folder", "torch/image_folder"):  # without splits, timm would open all images as both
         raise InputError(f"data must be the folder itself, '{root}', got '{data}'")
-    train, errors = _open_timm_split(data, root, "train"), []
+    train = _open_timm_split(data, root, "train")
+    errors: list[InputError] = []
     for split in ("validation", "test"):
         try:
             return train, _open_timm_split(data, root, split)

@@ -14,6 +14,7 @@ from lambdanets.data.tiff import HEADERS as TIFF_HEADERS
 from lambdanets.data.tiff import read_tiff
 from lambdanets.errors import EXTRAS, InputError, one_line
 from lambdanets.files import open_regular
+from lambdanets.terminal import plural
 
 # Pillow's formats of pixels, the most frequent first. Its others are vector graphics (EPS starts Ghostscript), videos,
 # or need a plug-in. JPEG includes MPO. pixels.py converts more than 8 bits; other readers, such as tiff.py, need their
@@ -136,8 +137,9 @@ def check_unreadable(messages: Sequence[str], limit: int) -> None:
     """Raise InputError, which includes the first three messages, if there are more than `limit`."""
     if len(messages) > limit:
         raise InputError(
-            f"{len(messages)} images cannot be read, more than max_unreadable ({limit}): {'; '.join(messages[:3])}"
-            f"{' ...' if len(messages) > 3 else ''}; repair them, or raise max_unreadable and run the command again"
+            f"{plural(len(messages), 'image')} cannot be read, more than max_unreadable ({limit}): "
+            f"{'; '.join(messages[:3])}{' ...' if len(messages) > 3 else ''}; repair them, or raise max_unreadable and "
+            "run the command again"
         )
 
 

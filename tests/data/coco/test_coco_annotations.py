@@ -108,6 +108,16 @@ def test_integers_may_be_written_as_floats(tmp_path: Path) -> None:
     assert type(parsed.images[0].height) is int
 
 
+def test_crowd_regions_are_reported_and_kept(tmp_path: Path) -> None:
+    parsed = read(tmp_path, annotation(1), annotation(9, iscrowd=1, bbox=[2, 3, 0, 6]))
+    assert [(obj.crowd, obj.box) for obj in parsed.images[0].objects] == [(False, (2, 3, 8, 9)), (True, (2, 3, 8, 9))]
+    box, crowd = parsed.problems.lines()
+    assert box.startswith("boxes replaced")
+    assert crowd.startswith("crowd regions (iscrowd 1) are neither trained on nor scored; write 0")
+    assert crowd.endswith("(1 id: 9)")
+    assert not parsed.problems.left_out
+
+
 def test_a_file_of_mostly_invalid_annotations_is_refused(tmp_path: Path) -> None:
     assert len(object_ids(read(tmp_path, annotation(1), annotation(2, segmentation=[])))) == 1
     with pytest.raises(InputError, match=r"got 2 of 3 that cannot be used: annotations dropped.*\(2 ids: 2, 3\)"):

@@ -102,7 +102,7 @@ def test_a_category_of_training_is_kept_without_annotations(tmp_path: Path) -> N
         (["x.png"], ["left/x.png", "right/x.png"], r"got only 'x\.png' for left/x\.png, right/x\.png"),
         (["a.png", "b.png"], ["a.png", "./a.png"], r"got only 'a\.png' for "),
         (["1.png"], ["1.png", "2.png", "3.png"], r"contain the 3 images of '.*', got 1 of them; the first .* '2\.png'"),
-        ([], ["1.png"], "got none of them; the first that is missing is '1.png'"),
+        ([], ["1.png"], "contain the 1 image of '.*', got none of them; the first that is missing is '1.png'"),
         (["3.png"], ["1.png"], "got none of them"),
     ],
 )

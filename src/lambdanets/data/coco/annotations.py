@@ -25,6 +25,7 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 _MAX_DIFFERENCE = 2  # pixels, from rounding and tracing, between the sides of a box and of its mask
 _GROUP = "categories dropped: they have no annotations, and are the supercategory of others"
 _BOX = "boxes replaced by those of the masks, from which they differ"
+_CROWD = "crowd regions (iscrowd 1) are neither trained on nor scored; write 0 for single objects, as of CVAT's brush"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +214,8 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> AnnotatedImages
             objects[entry.image_id].append(obj)
         except AnnotationError as error:
             problem = str(error)
-        if problem:
-            problems.setdefault(problem, []).append(entry.id)
+        for each in filter(None, (problem, _CROWD if entry.iscrowd else "")):
+            problems.setdefault(each, []).append(entry.id)
     dropped, total = problems.left_out["of the annotations"], len(content.annotations)
     if 2 * dropped > total:  # the file is not what it seems to be
         raise InputError(
