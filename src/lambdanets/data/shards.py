@@ -14,11 +14,10 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from lambdanets.data.image_search import image_suffixes
+from lambdanets.data.image_search import TarMember, image_suffixes, iterate_tar
 from lambdanets.data.images import UnreadableImage, describe_error
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.order import WINDOW
-from lambdanets.data.tars import TarMember, iterate_tar
 from lambdanets.errors import InputError
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
