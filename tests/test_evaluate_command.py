@@ -59,8 +59,8 @@ def test_evaluation_on_other_data_reports_dropped_annotations(runs, trained_dete
     succeed("evaluate", runs["detection"], "--data", data, "--images", digits, "--out", tmp_path / "out")
     output = capsys.readouterr()
     assert output.err.splitlines()[-2:] == [
-        "data: 1 annotations dropped: no segmentation, or one without pixels (id 900)",
-        "data: 1 images dropped: their files are missing (id 50)",
+        "data: annotations dropped: no segmentation, or one without pixels (1 id: 900)",
+        "data: images dropped: their files are missing (1 id: 50)",
     ]
     results = json.loads((tmp_path / "out/results.json").read_bytes())
     assert f"4 images, {len(results)} detections" in output.out.splitlines()

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from PIL import Image, ImageFile, PngImagePlugin
 
 from lambdanets.data.image_search import find_images
-from lambdanets.data.images import UnreadableImage, read_image
+from lambdanets.data.images import UnreadableImage, check_unreadable, read_image
 from lambdanets.data.labeled_images import ImageFiles
 from lambdanets.errors import InputError
 
@@ -41,6 +42,20 @@ def test_a_png_with_a_large_profile_or_text_is_read(tmp_path: Path, name: str) -
     image = make_gradient()
     read = read_image(save(tmp_path / "a.png", image, **{name: metadata}))
     assert read.tobytes() == image.tobytes()
+
+
+EXIF_ROTATED = b"II*\0\x08\0\0\0\x02\0" + struct.pack("<HHII", 0x0112, 3, 1, 6)
+
+
+@pytest.mark.parametrize(
+    ("exif", "size"),
+    [(b"no header", (8, 4)), (EXIF_ROTATED + struct.pack("<HHI4sI", 0x011A, 7, 4, b"no x", 0), (4, 8))],  # resolution
+)
+def test_damaged_exif_does_not_make_an_image_unreadable(tmp_path: Path, exif: bytes, size: tuple[int, int]) -> None:
+    image = Image.new("L", (8, 4), 70)
+    for suffix in ("png", "webp", "jpg"):
+        read = read_image(save(tmp_path / f"a.{suffix}", image, exif=b"Exif\0\0" + exif))
+        assert (read.size, read.convert("L").getextrema()) == (size, (70, 70))
 
 
 def truncated(image_format: str, size: int) -> bytes:
@@ -80,3 +95,9 @@ def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16)
     with pytest.raises(UnreadableImage, match="bomb"):
         read_image(path)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, "^1 image cannot"), (1200, "^1,200 images cannot")])
+def test_one_unreadable_image_is_singular(count: int, expected: str) -> None:
+    with pytest.raises(InputError, match=expected + r" be read, more than max_unreadable \(0\): a.png"):
+        check_unreadable(["a.png: it is empty"] * count, 0)

@@ -46,6 +46,19 @@ def test_a_file_with_two_names_in_a_tar_is_an_image_under_both(tmp_path: Path) -
     assert sorted(pixels) == [0, 0, 1, 1, 2, 2, 3, 3, 3]
 
 
+def test_symbolic_links_in_a_tar_are_counted(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "all.tar", FILES)
+    with tarfile.open(path, "a") as tar:
+        for name in ("b/linked.PNG", "more.tar", "c"):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, "../a/3.png"
+            tar.addfile(link)
+    advice = "as a link; write the tar with --dereference"
+    splits = open_splits(str(path))
+    assert (len(splits.train), len(splits.validation)) == (6, 2)
+    assert splits.left_out == {f".png {advice}": 1, f".tar {advice}": 1, "without a suffix": 1}
+
+
 def test_damaged_truncated_and_other_files_are_refused(tmp_path: Path) -> None:
     tar = write_tar(tmp_path / "all.tar", FILES)
     content = tar.read_bytes()

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from PIL import Image
 
 from lambdanets.data.image_folders import find_splits
 from lambdanets.data.image_search import list_files
+from lambdanets.data.images import read_image
 from lambdanets.data.labeled_images import ImageFiles, LabeledImages, dataset_images
 from lambdanets.data.shards import SHARD_LIST, ShardedImages, is_url, open_shards
-from lambdanets.data.timm_sets import is_timm_name, open_timm_dataset
-from lambdanets.errors import InputError, first_few
+from lambdanets.errors import InputError, first_few, one_line
 from lambdanets.files import nfc
 
+_TIMM_PREFIXES = ("torch/", "hfds/")  # timm's other sets have no random access
 _Opened = tuple[LabeledImages, LabeledImages | None, Counter[str]]
 
 
@@ -141,7 +143,7 @@ def _open(data: str, root: str | None) -> _Opened:
         items = [(Image.fromarray(image), label) for image, label in zip(pixels, digits.target.tolist(), strict=True)]
         return dataset_images(items, digits.target.tolist(), tuple("0123456789"), "digits"), None, Counter()
     if is_timm_name(data):
-        return *open_timm_dataset(data, root), Counter()
+        return *_open_timm(data, root), Counter()
     path = Path(data)
     if is_url(data) or (data and (path / SHARD_LIST).is_file()):
         shards = open_shards(data)
@@ -151,6 +153,60 @@ def _open(data: str, root: str | None) -> _Opened:
         got = f"'{data}'{'' if path.exists() else ', which does not exist; if it was moved, set data to its new path'}"
         raise InputError(f"data must be 'digits', a folder, an uncompressed .tar or a timm dataset, got {got}")
     return find_splits(str(path), *list_files(path))
+
+
+def is_timm_name(data: str) -> bool:
+    """Whether `data` begins with one of timm's dataset prefixes and a slash, ignoring case."""
+    return data.lower().startswith(_TIMM_PREFIXES)
+
+
+def _open_timm(data: str, root: str | None) -> tuple[ImageFiles, ImageFiles | None]:
+    """Open the training and the validation set of a name with a prefix; None if no other split has labels.
+
+    root: the folder of the dataset. "torch/" datasets are not downloaded.
+
+    If there is no split "validation", "test" is used. Raises InputError, which includes the reason, if timm fails.
+    """
+    if data.lower().startswith("torch/") and root is None:
+        raise InputError(f"data_root must be the folder that contains '{data}', got None; set --data-root")
+    if data.lower() in ("torch/folder", "torch/image_folder"):  # without splits, timm would open all images as both
+        raise InputError(f"data must be the folder itself, '{root}', got '{data}'")
+    train = _open_timm_split(data, root, "train")
+    errors: list[InputError] = []
+    for split in ("validation", "test"):
+        try:
+            return train, _open_timm_split(data, root, split)
+        except InputError as error:
+            errors.append(error)
+    if all(re.search("Unknown split|have no label", str(error)) for error in errors):  # the former of the hub's package
+        return train, None
+    raise errors[-1]
+
+
+def _open_timm_split(data: str, root: str | None, split: str) -> ImageFiles:
+    import timm.data
+
+    try:
+        # with an empty mode, timm does not convert images
+        items: Any = timm.data.create_dataset(data, root=root, split=split, input_img_mode="")
+        if hasattr(items, "reader"):
+            items = items.reader
+            labels = [int(label) for label in items.iter_targets()]
+            names = {index: str(name) for name, index in items.class_to_idx.items()}
+        else:
+            if hasattr(items, "loader"):
+                # torchvision's default loader clips 16-bit images and ignores the EXIF orientation
+                items.loader = read_image
+            labels = [int(label) for label in items.targets]
+            # a class name of ImageNet is a list of synonyms
+            classes = enumerate(getattr(items, "classes", ()))
+            names = {index: name if isinstance(name, str) else ", ".join(name) for index, name in classes}
+        if min(labels, default=0) < 0:
+            raise ValueError("some of its images have no label (-1)")
+    except Exception as error:  # data sets raise exceptions of any type, and may have labels that are no classes
+        raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {one_line(error)}") from error
+    indices = range(max([-1, *names, *labels]) + 1)
+    return dataset_images(items, labels, tuple(names.get(index, str(index)) for index in indices), f"{data}/{split}")
 
 
 def _check_classes(train: LabeledImages) -> None:

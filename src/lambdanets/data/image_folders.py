@@ -9,9 +9,8 @@ from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from lambdanets.data.image_search import describe_left_out
+from lambdanets.data.image_search import TarMember, describe_left_out
 from lambdanets.data.labeled_images import ImageFiles
-from lambdanets.data.tars import TarMember
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
 

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from lambdanets.data.tiff import HEADERS as TIFF_HEADERS
 from lambdanets.data.tiff import read_tiff
 from lambdanets.errors import EXTRAS, InputError, one_line
 from lambdanets.files import open_regular
+from lambdanets.terminal import plural
 
 # Pillow's formats of pixels, the most frequent first. Its others are vector graphics (EPS starts Ghostscript), videos,
 # or need a plug-in. JPEG includes MPO. pixels.py converts more than 8 bits; other readers, such as tiff.py, need their
@@ -92,10 +93,13 @@ def read_image(
                 stored = file if is_image else Image.open(file, formats=FORMATS)
                 check_size(*stored.size)
                 image = convert_image(stored, channel, stretch)  # before EXIF, which may decode PNG to 8 bits
-                orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
+                orientation = 1
+                with suppress(Exception):  # damaged metadata do not change pixels
+                    orientation = stored.getexif().get(ExifTags.Base.Orientation, 1)
         rotated = image
         if orientation != 1:
-            image.getexif()[ExifTags.Base.Orientation] = orientation  # `convert_image` may have dropped it
+            image.info.clear()  # exif_transpose would write its EXIF, which fails if it is damaged
+            image.getexif()[ExifTags.Base.Orientation] = orientation
             rotated = ImageOps.exif_transpose(image)
         return image if image.size == known_size != rotated.size else rotated
     except Exception as error:  # the decoders raise exceptions of many types for damaged files
@@ -133,8 +137,9 @@ def check_unreadable(messages: Sequence[str], limit: int) -> None:
     """Raise InputError, which includes the first three messages, if there are more than `limit`."""
     if len(messages) > limit:
         raise InputError(
-            f"{len(messages)} images cannot be read, more than max_unreadable ({limit}): {'; '.join(messages[:3])}"
-            f"{' ...' if len(messages) > 3 else ''}; repair them, or raise max_unreadable and run the command again"
+            f"{plural(len(messages), 'image')} cannot be read, more than max_unreadable ({limit}): "
+            f"{'; '.join(messages[:3])}{' ...' if len(messages) > 3 else ''}; repair them, or raise max_unreadable and "
+            "run the command again"
         )
 
 

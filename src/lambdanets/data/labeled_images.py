@@ -13,8 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
+from lambdanets.data.image_search import TarMember
 from lambdanets.data.images import read_image
-from lambdanets.data.tars import TarMember
 
 
 class DatasetItem(NamedTuple):

@@ -14,14 +14,14 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from lambdanets.data.image_search import image_suffixes
+from lambdanets.data.image_search import TarMember, image_suffixes, iterate_tar
 from lambdanets.data.images import UnreadableImage, describe_error
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.order import WINDOW
-from lambdanets.data.tars import TarMember, iterate_tar
 from lambdanets.errors import InputError
 from lambdanets.files import open_regular
 from lambdanets.records import parse_json
+from lambdanets.terminal import plural
 
 SHARD_LIST = "shards.json"
 UNLABELED = -1
@@ -139,7 +139,7 @@ def _index_shard(location: str, shard: Shard) -> list[ShardImage] | str:
         with open_shard(location, shard) as file:
             images = index_tar(file)
         if len(images) != shard.images:
-            raise OSError(f"it has {len(images)} images, not {shard.images} as in {SHARD_LIST}")
+            raise OSError(f"it has {plural(len(images), 'image')}, not {shard.images} as in {SHARD_LIST}")
     except (tarfile.TarError, OSError) as error:
         return describe_error(error)
     return images

@@ -18,9 +18,9 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import DDPStrategy
 
 from lambdanets.data.batches import Batches
+from lambdanets.data.datasets import is_timm_name
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
-from lambdanets.data.timm_sets import is_timm_name
 from lambdanets.device import best_device
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE

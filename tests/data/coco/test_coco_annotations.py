@@ -70,10 +70,10 @@ INVALID_SEGMENTATIONS = {
 def test_an_invalid_annotation_is_dropped_and_counted(tmp_path: Path, problem: str, fields: dict[str, Any]) -> None:
     parsed = read(tmp_path, annotation(1), annotation(44, **fields), annotation(3))
     assert object_ids(parsed) == [1, 3]
-    assert parsed.problems.left_out == {"annotations": 1}
+    assert parsed.problems.left_out == {"of the annotations": 1}
     (line,) = parsed.problems.lines()
-    assert line.startswith(f"1 annotations dropped: {problem}")
-    assert line.endswith("(id 44)")
+    assert line.startswith(f"annotations dropped: {problem}")
+    assert line.endswith("(1 id: 44)")
 
 
 def test_polygons_with_fewer_than_three_points_are_left_out_of_a_mask(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_a_box_that_its_mask_contradicts_is_replaced_and_counted(tmp_path: Path,
     parsed = read(tmp_path, annotation(1), annotation(9, bbox=bbox))
     assert parsed.images[0].objects[1].box == (2, 3, 8, 9)
     (line,) = parsed.problems.lines()
-    assert line.startswith("1 boxes replaced")
-    assert line.endswith("(id 9)")
+    assert line.startswith("boxes replaced")
+    assert line.endswith("(1 id: 9)")
     assert not parsed.problems.left_out
 
 
@@ -108,9 +108,19 @@ def test_integers_may_be_written_as_floats(tmp_path: Path) -> None:
     assert type(parsed.images[0].height) is int
 
 
+def test_crowd_regions_are_reported_and_kept(tmp_path: Path) -> None:
+    parsed = read(tmp_path, annotation(1), annotation(9, iscrowd=1, bbox=[2, 3, 0, 6]))
+    assert [(obj.crowd, obj.box) for obj in parsed.images[0].objects] == [(False, (2, 3, 8, 9)), (True, (2, 3, 8, 9))]
+    box, crowd = parsed.problems.lines()
+    assert box.startswith("boxes replaced")
+    assert crowd.startswith("crowd regions (iscrowd 1) are neither trained on nor scored; write 0")
+    assert crowd.endswith("(1 id: 9)")
+    assert not parsed.problems.left_out
+
+
 def test_a_file_of_mostly_invalid_annotations_is_refused(tmp_path: Path) -> None:
     assert len(object_ids(read(tmp_path, annotation(1), annotation(2, segmentation=[])))) == 1
-    with pytest.raises(InputError, match=r"got 2 of 3 that cannot be used: 2 annotations dropped.*\(id 2, 3\)"):
+    with pytest.raises(InputError, match=r"got 2 of 3 that cannot be used: annotations dropped.*\(2 ids: 2, 3\)"):
         read(tmp_path, annotation(1), annotation(2, segmentation=[]), annotation(3, segmentation=[]))
 
 
@@ -122,7 +132,7 @@ def test_a_group_of_categories_without_annotations_is_dropped(tmp_path: Path) ->
     parsed = read_annotations(write(path, instances))
     assert parsed.to_coco()["categories"] == [{"id": 3, "name": "three"}, {"id": 7, "name": "seven"}]
     (line,) = parsed.problems.lines()
-    assert line.startswith("1 categories dropped")
+    assert line.startswith("categories dropped")
     assert parsed.problems.left_out == {}  # of annotations and images
     instances["annotations"][1]["category_id"] = 0  # then it is not only a group
     with pytest.raises(InputError, match="categories with different name, got several seven"):

@@ -102,7 +102,7 @@ def test_a_category_of_training_is_kept_without_annotations(tmp_path: Path) -> N
         (["x.png"], ["left/x.png", "right/x.png"], r"got only 'x\.png' for left/x\.png, right/x\.png"),
         (["a.png", "b.png"], ["a.png", "./a.png"], r"got only 'a\.png' for "),
         (["1.png"], ["1.png", "2.png", "3.png"], r"contain the 3 images of '.*', got 1 of them; the first .* '2\.png'"),
-        ([], ["1.png"], "got none of them; the first that is missing is '1.png'"),
+        ([], ["1.png"], "contain the 1 image of '.*', got none of them; the first that is missing is '1.png'"),
         (["3.png"], ["1.png"], "got none of them"),
     ],
 )
@@ -118,10 +118,10 @@ def test_ambiguous_and_mostly_missing_files_are_refused(
 def test_images_without_a_file_are_dropped_with_their_objects(tmp_path: Path) -> None:
     images = open_set(tmp_path, {"2.png": FILES["2.png"]})
     assert first_pixels(images) == [20]
-    assert images.problems.left_out == {"images": 1, "annotations": 1}
+    assert images.problems.left_out == {"of the images": 1, "of the annotations": 1}
     assert images.problems.lines() == [
-        "1 images dropped: their files are missing (id 1)",
-        "1 annotations dropped: the files of their images are missing (id 5)",
+        "images dropped: their files are missing (1 id: 1)",
+        "annotations dropped: the files of their images are missing (1 id: 5)",
     ]
     assert [entry["id"] for entry in images.to_coco()["annotations"]] == [6]
 

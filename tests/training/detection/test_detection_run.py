@@ -72,15 +72,17 @@ def test_dropped_annotations_are_reported_and_listed_also_after_resuming(tiny, t
     edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [*rows, *invalid])
     edit_annotations(tmp_path / "digits/val.json", annotations=lambda rows: [*rows, invalid[0]])
     problem = "annotations dropped: no segmentation, or one without pixels"
-    expected = {"training": {problem: list(range(900, 907))}, "validation": {problem: [900]}}
+    crowd = "crowd regions (iscrowd 1) are neither trained on nor scored; "
+    crowd += "write 0 for single objects, as of CVAT's brush"
+    expected = {"training": {problem: list(range(900, 907))}, "validation": {problem: [900], crowd: [8]}}
     folder = interrupted_run(tiny, tmp_path / "run", monkeypatch, 1)
     path = folder / "findings.json"
     assert json.loads(path.read_bytes()) == expected
     output = capsys.readouterr().err
-    assert f"training: 7 {problem} (id 900, " in output
+    assert f"training: {problem} (7 ids: 900, " in output
     assert f"all dropped annotations: {path}\n" in output
     path.unlink()
-    assert resume(folder)["dropped"] == {"training": {problem: 7}, "validation": {problem: 1}}
+    assert resume(folder)["dropped"] == {"training": {problem: 7}, "validation": {problem: 1, crowd: 1}}
     assert json.loads(path.read_bytes()) == expected
 
 

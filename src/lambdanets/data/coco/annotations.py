@@ -18,12 +18,14 @@ from lambdanets.data.images import UnreadableImage, read_image
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import encode_utf8, open_regular
 from lambdanets.records import adapter, reraise_as_input_error
+from lambdanets.terminal import plural
 
 Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _MAX_DIFFERENCE = 2  # pixels, from rounding and tracing, between the sides of a box and of its mask
 _GROUP = "categories dropped: they have no annotations, and are the supercategory of others"
 _BOX = "boxes replaced by those of the masks, from which they differ"
+_CROWD = "crowd regions (iscrowd 1) are neither trained on nor scored; write 0 for single objects, as of CVAT's brush"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,14 @@ class AnnotationProblems(dict[str, list[int]]):
     """The ids of the annotations or images with each problem, which begins with "annotations dropped: " or the like."""
 
     def lines(self) -> list[str]:
-        """One line per problem: number of ids, description, first ids."""
-        return [f"{len(ids)} {problem} (id {first_few(ids)})" for problem, ids in self.items()]
+        """One line per problem: description, number of ids, first ids."""
+        return [f"{problem} ({plural(len(ids), 'id')}: {first_few(ids)})" for problem, ids in self.items()]
 
     @property
     def left_out(self) -> Counter[str]:
         """The number of annotations and images that were dropped."""
         dropped = [(problem, ids) for problem, ids in self.items() if " dropped: " in problem and problem != _GROUP]
-        return Counter(problem.split()[0] for problem, ids in dropped for _ in ids)
+        return Counter(f"of the {problem.split()[0]}" for problem, ids in dropped for _ in ids)
 
 
 @dataclass(frozen=True)
@@ -212,9 +214,9 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> AnnotatedImages
             objects[entry.image_id].append(obj)
         except AnnotationError as error:
             problem = str(error)
-        if problem:
-            problems.setdefault(problem, []).append(entry.id)
-    dropped, total = problems.left_out["annotations"], len(content.annotations)
+        for each in filter(None, (problem, _CROWD if entry.iscrowd else "")):
+            problems.setdefault(each, []).append(entry.id)
+    dropped, total = problems.left_out["of the annotations"], len(content.annotations)
     if 2 * dropped > total:  # the file is not what it seems to be
         raise InputError(
             f"'{path}' must have mostly valid annotations, got {dropped} of {total} that cannot be used: "

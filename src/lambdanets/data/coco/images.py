@@ -22,6 +22,7 @@ from lambdanets.data.coco.segmentations import to_cropped_mask
 from lambdanets.data.image_search import list_files
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
+from lambdanets.terminal import plural
 
 Target = dict[str, Tensor]
 BACKGROUND = 0
@@ -48,7 +49,7 @@ def open_annotated(annotations: Path, images: Path, known: Collection[int] = ())
     found = [replace(image, file=files[paths[image.name]]) for image in parsed.images if image.name in paths]
     if len(missing) > len(found):  # the folder is of other images
         got = f"{len(found) or 'none'} of them; the first that is missing is '{missing[0].name}'"
-        raise InputError(f"'{images}' must contain the {len(parsed)} images of '{annotations}', got {got}")
+        raise InputError(f"'{images}' must contain the {plural(len(parsed), 'image')} of '{annotations}', got {got}")
     if missing:
         parsed.problems["images dropped: their files are missing"] = [image.id for image in missing]
     if dropped := [obj.id for image in missing for obj in image.objects]:
