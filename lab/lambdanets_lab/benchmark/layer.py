@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,12 +22,8 @@ NAMES = [OURS, *PEERS, *MIXERS]
 
 
 def make_cases(options: Layer, device: torch.device, rows: Sequence[Any] = ()) -> list[Case]:
-    return [
-        _case(options, device, shape, scope, phase)
-        for shape in options.shapes
-        for scope in options.scopes
-        for phase in options.passes
-    ]
+    cases = itertools.product(options.shapes, options.scopes, options.passes)
+    return [_case(options, device, *case) for case in cases]
 
 
 def check_layer(dim: int, **options: Any) -> None:
