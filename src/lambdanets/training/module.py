@@ -167,6 +167,8 @@ class EMA(WeightAveraging):
     buffers, such as counts, are copied.
     """
 
+    _latest_update_step: int  # of the superclass, which saves it in checkpoints
+
     def __init__(self, decay: float) -> None:
         super().__init__(best_device(), use_buffers=True)
         self.decay = decay
@@ -175,7 +177,7 @@ class EMA(WeightAveraging):
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:  # torch's update_parameters would read a count on the GPU, and so wait for the step
-        if trainer.global_step == self._latest_update_step:  # which the superclass saves in checkpoints
+        if trainer.global_step == self._latest_update_step:
             return
         self._latest_update_step = step = int(trainer.global_step)
         averages, weights = ([*each.parameters(), *each.buffers()] for each in (self._average_model.module, module))
