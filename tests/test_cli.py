@@ -2,7 +2,7 @@
 
 import json
 import os
-import shlex
+import shutil
 
 import pytest
 import torch
@@ -38,36 +38,6 @@ def test_model_options_are_merged_into_those_of_the_recipe(two_classes, tmp_path
     assert loading.load(tmp_path / "run").model.layer4[0].conv2.key_projection is None
 
 
-INVALID = """
---lerning-rate 1 | no option --lerning-rate; the nearest is --learning-rate
---epochs 3 cifar10 | has no argument 'cifar10'; RECIPE must come before the options
---mean 0.1 0.2 | mean must be one number or one for each of 1 channels
---model-options scope | --model-options must be pairs of a name and a value, got 'scope'
---model-options small_image true scope 7 | has no option 'small_image'; the nearest is small_images
-image_folder | data must be given
-scatered | got 'scatered'; the nearest is scattered_digits
-scattered_digits --proposal 7 | no option --proposal; the nearest is --proposals
-scattered_digits --model vit_tiny_patch16_224 --levels 1 2 | padding cannot be hidden in network.model.blocks
-digit_masks --model resnet18 | choose a U-Net such as lambda_unet_small
-digit_masks --data a.json | images, validation_data must be given; add --images PATH --validation-data PATH
---data ONE | a recipe must be named before --data
-digits --data EMPTY | images
-digits --data ONE | only 'dark'
---run LONG | name too long
-""".strip().splitlines()
-
-
-@pytest.mark.parametrize("line", INVALID)
-def test_train_rejects_invalid_options_in_one_line(line, quick_run, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for folder in ("EMPTY", "ONE"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "ONE/dark").symlink_to(quick_run.parent / "images/dark")
-    arguments, _, message = line.replace("LONG", "x" * 300, 1).partition(" | ")
-    assert message in fail(capsys, "train", *shlex.split(arguments))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["EMPTY", "ONE"]
-
-
 @pytest.mark.parametrize("devices", [["--devices=2"], ["--devices", "2"]])
 def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monkeypatch):
     launched = []
@@ -101,24 +71,75 @@ def test_an_interrupted_run_is_resumed_on_the_same_number_of_devices(tmp_path, m
     assert f"train --resume {tmp_path / 'run'} --devices 2\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--resume RUN --epochs 60 --dropout 0.7", "epochs must be 3, got 60, and dropout must be 0.1, got 0.7, since"),
-        ("--resume RUN --run other", "remove the recipe and --run"),
-        ("digits --resume RUN", "remove the recipe"),
-        ("--resume FOLDER --epochs 3", "must be a run folder"),
-        ("scattered_digits --run RUN", "task must be 'classification', got 'detection'"),
-    ],
-)
-def test_rejects_resuming_with_other_options_and_folders(arguments, message, quick_run, two_classes, capsys):
-    arguments = arguments.replace("RUN", str(quick_run)).replace("FOLDER", str(two_classes))
-    assert message in fail(capsys, "train", *arguments.split())
+ERRORS = [
+    ("predict MODEL", "IMAGES must be at least one file or folder, got none"),
+    ("predict nowhere IMAGE", "nowhere must be a run folder"),
+    ("predict MODEL TEXT --out new", "0 of 1 image could be read"),
+    ("predict classification IMAGE --out nowhere/x.jsonl", "nowhere/x.jsonl: No such file or directory"),
+    ("predict classification IMAGE --score 0 --no-figures", "model has no option --score or --figures"),
+    ("predict classification IMAGE --out x.csv", "per image, got x.csv; choose x.jsonl"),
+    ("predict detection IMAGE --out objects.csv", "objects.csv must be a folder, got the name of a file"),
+    ("evaluate MODEL --out scores.json", "scores.json must be a folder, got the name of a file"),
+    ("evaluate MODEL --device gpu", "device must be cpu"),
+    ("evaluate classification --images x", "has no option --images"),
+    ("evaluate detection --data a.json", "data and images must be given together"),
+    ("evaluate detection --data PHOTOS --images PHOTOS", "must be a JSON file of COCO instances, got a folder"),
+    ("evaluate detection --data OTHER/val.json --images OTHER/val", "must have the 2 categories"),
+    ("evaluate segmentation --data a.json --images a", "a.json: No such file"),
+    ("report classification", "must be a detection run, got a classification run"),
+    ("explain classification IMAGE --at 0 0 --out new", "at must be in the center crop that the model sees"),
+    ("benchmark layer --candidates tim", "got 'tim'; the nearest is timm"),
+    ("benchmark layer --shapes 28x28", "must match pattern"),
+    ("benchmark layer --scopes 23 4", "lambdanets cannot be built: scope must be"),
+    ("benchmark model --scope 4", "lambdanets cannot be built: scope must be"),
+    ("benchmark tables --tables 18 --passes inference", "must leave something to measure, got nothing"),
+    ("compare mixer", "got 'mixer'; the nearest is mixers"),
+    ("compare scope --model-options scope 5", "model_options must not have scope, which the variants set"),
+    ("compare scope --seed 5", "--seed must not be given, got 5"),
+    ("train --lerning-rate 1", "no option --lerning-rate; the nearest is --learning-rate"),
+    ("train --epochs 3 cifar10", "has no argument 'cifar10'; RECIPE must come before the options"),
+    ("train --mean 0.1 0.2", "mean must be one number or one for each of 1 channels"),
+    ("train --model-options scope", "--model-options must be pairs of a name and a value, got 'scope'"),
+    ("train --model-options small_image true scope 7", "has no option 'small_image'; the nearest is small_images"),
+    ("train image_folder", "data must be given"),
+    ("train scatered", "got 'scatered'; the nearest is scattered_digits"),
+    ("train scattered_digits --proposal 7", "no option --proposal; the nearest is --proposals"),
+    ("train scattered_digits --model vit_tiny_patch16_224 --levels 1 2", "padding cannot be hidden in"),
+    ("train digit_masks --model resnet18", "choose a U-Net such as lambda_unet_small"),
+    ("train digit_masks --data a.json", "images, validation_data must be given; add --images PATH"),
+    ("train --data ONE", "a recipe must be named before --data"),
+    ("train digits --data EMPTY", "images"),
+    ("train digits --data ONE", "only 'dark'"),
+    ("train --run LONG", "name too long"),
+    ("train scattered_digits --quicktest --model missing --run run", "no model named 'missing'"),
+    ("adopt resnet18 --no-pretrained --out new", "must contain lambda layers"),
+    ("adopt . --out new", "there is no model named '.'"),
+    ("train --resume classification --epochs 60 --dropout 0.7", "epochs must be 3, got 60, and dropout must be 0.1"),
+    ("train --resume classification --run other", "remove the recipe and --run"),
+    ("train digits --resume classification", "remove the recipe"),
+    ("train --resume PHOTOS --epochs 3", "must be a run folder"),
+    ("train scattered_digits --run classification", "task must be 'classification', got 'detection'"),
+]
 
 
-def test_failed_quicktest_leaves_no_folder(tmp_path, capsys):
-    fail(capsys, "train", "scattered_digits", "--quicktest", "--model", "missing", "--run", tmp_path / "run")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(("words", "message"), ERRORS, ids=[words for words, _ in ERRORS])
+def test_errors_of_a_user_are_one_line_and_leave_no_files(
+    words, message, runs, two_classes, trained_detector, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (two_classes / "text.png").write_text("no image")
+    for name in ("ONE/dark", "EMPTY"):
+        (tmp_path / name).mkdir(parents=True)
+    shutil.copy(two_classes / "dark/00.png", tmp_path / "ONE/dark")
+    before = sorted(tmp_path.rglob("*"))
+    paths = runs | {"PHOTOS": two_classes, "IMAGE": two_classes / "dark/00.png", "TEXT": two_classes / "text.png"}
+    paths |= {"OTHER": trained_detector / "digits", "LONG": "x" * 300}
+    for model in runs if "MODEL" in words else [""]:
+        command = words.replace("MODEL", model)
+        for name, path in paths.items():
+            command = command.replace(f" {name}", f" {path}")
+        assert message in fail(capsys, *command.split(" "))
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("recipe", ["scattered_digits", "digit_masks"])

@@ -77,11 +77,7 @@ def test_confusion_matrix_counts_every_image(two_classes, tmp_path, capsys):
     output = capsys.readouterr().out.splitlines()
     assert output[1:3] == ["classes: 3 (dark, light, =a$x^$b 猫)", "left out: no files"]
     by_class = [line.split() for line in output[5:8]]
-    assert by_class == [
-        ["dark", "10", f"{matrix[0][0] / 10:.4f}"],
-        ["light", "10", f"{matrix[1][1] / 10:.4f}"],
-        by_class[2],
-    ]
+    assert by_class[:2] == [[names[i], "10", f"{matrix[i][i] / 10:.4f}"] for i in range(2)]
     assert by_class[2][-2:] == ["0", "-"]
     assert output[8] == f"top-1 {evaluation.top1:.4f}"
     with (out / "predictions.csv").open(encoding="utf-8") as file:

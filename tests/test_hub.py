@@ -144,10 +144,8 @@ def test_adopted_weights_are_saved_with_the_keys_of_timm(timm_network, tmp_path)
         expected = timm_network.double()(x)
         network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         torch.testing.assert_close(network.double()(x), expected)
-        for loaded in (
-            ln.load(folder, device="cpu").model,
-            ln.create_model(f"local-dir:{folder}", pretrained=True).eval(),
-        ):
+        created = ln.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        for loaded in (ln.load(folder, device="cpu").model, created):
             assert any(isinstance(module, ln.LambdaLayer2d) for module in loaded.modules())
             torch.testing.assert_close(loaded.double()(x), expected)
 

@@ -45,13 +45,9 @@ def photo(trained_detector):
     return sorted((trained_detector / "digits/train").iterdir())[1]
 
 
-def to_tensor(pixels):
-    return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
 def make_inputs(pixels, folder):
     """Return one image as every type of input that predict accepts, by name."""
-    image = Image.fromarray(pixels)
+    image, tensor = Image.fromarray(pixels), torch.from_numpy(pixels).permute(2, 0, 1)
     image.save(folder / "image.png")
     rotated = image.transpose(Image.Transpose.ROTATE_90)
     rotated.getexif()[0x0112] = 6  # the EXIF orientation that rotates it back
@@ -69,9 +65,9 @@ def make_inputs(pixels, folder):
         "array": pixels,
         "float array": pixels / 255,
         "batch of one array": pixels[None],
-        "tensor": to_tensor(pixels),
-        "float tensor": to_tensor(pixels) / 255,
-        "batch of one tensor": to_tensor(pixels)[None],
+        "tensor": tensor,
+        "float tensor": tensor / 255,
+        "batch of one tensor": tensor[None],
         "list": [pixels],
         "generator": (array for array in [pixels]),
     }
@@ -154,7 +150,6 @@ INVALID = [
     ([ZEROS, None], rf"images\[1\] must be {EXPECTED}, got None"),
     (ZEROS.astype(np.int32), f"{UNREADABLE}its dtype must be uint8, .*, got int32"),
     (ZEROS[..., 0].astype(np.int8), f"{UNREADABLE}its dtype must be uint8, .*, got int8"),
-    (ZEROS[..., 0].astype(np.int64), f"{UNREADABLE}its dtype must be uint8, .*, got int64"),
     ([ZEROS[None]], r"images\[0\] must have the shape \(H, W\) or \(H, W, C\) .*, got \(1, 4, 4, 3\)"),
     (np.zeros((3, 8, 6)), r"images must have the shape \(H, W\) or \(H, W, C\) with 1 to 4 channels, got \(3, 8, 6\)"),
     (torch.zeros(8, 6, 3), r"images must have the shape \(H, W\) or \(C, H, W\) with 1 to 4 channels, got \(8, 6, 3\)"),
@@ -195,13 +190,6 @@ def test_load_accepts_best_ckpt_and_an_unfinished_run(quick_run, tmp_path):
     folder = shutil.copytree(quick_run, tmp_path / "run")
     (folder / "weights.safetensors").unlink()
     assert ln.load(folder).card == ln.load(folder / "checkpoints/best.ckpt").card == ln.load(quick_run).card
-
-
-@pytest.mark.parametrize("path", [Path("nowhere"), "pyproject.toml"], ids=str)
-def test_load_rejects_paths_that_are_not_models(path):
-    with pytest.raises(ValueError, match=r"must be a run folder|is not a checkpoint") as raised:
-        ln.load(path)
-    assert "\n" not in str(raised.value)
 
 
 def test_rejects_invalid_arguments_and_those_of_the_other_task(classifier, detector, segmenter, tmp_path):

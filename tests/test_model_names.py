@@ -35,13 +35,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_images_in_a_folder_with_the_name_of_the_model_are_predicted(folder):
+def test_folders_of_images_and_of_outputs_may_have_the_name_of_the_model(folder):
     succeed("predict", "digits", "digits/a.png")
     succeed("predict", "nuclei", "nuclei", "--out", "found")
     assert json.loads((folder / "found/images.json").read_text())["images"][0]["file_name"] == "nuclei/a.png"
-
-
-def test_output_folder_may_have_the_name_of_the_model(folder):
     shutil.move(folder / "nuclei", folder / "micrographs")
     succeed("predict", "nuclei", "micrographs", "--out", "nuclei")
     assert (folder / "nuclei/results.json").is_file()

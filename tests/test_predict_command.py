@@ -234,38 +234,3 @@ def test_out_of_memory_is_reported_in_one_line(runs, photos, monkeypatch, capsys
     monkeypatch.setattr(loading, "load", lambda *_, **__: torch.empty(1 << 50))
     for command in (["evaluate", runs["detection"]], ["predict", runs["detection"], photos]):
         assert fail(capsys, *command).startswith("lambdanets: out of memory; free memory, or choose a smaller batch")
-
-
-ERRORS = [
-    ("predict MODEL", "IMAGES must be at least one file or folder, got none"),
-    ("predict nowhere IMAGE", "nowhere must be a run folder"),
-    ("predict MODEL TEXT --out new", "0 of 1 image could be read"),
-    ("predict classification IMAGE --out nowhere/x.jsonl", "nowhere/x.jsonl: No such file or directory"),
-    ("predict classification IMAGE --score 0 --no-figures", "model has no option --score or --figures"),
-    ("predict classification IMAGE --out x.csv", "per image, got x.csv; choose x.jsonl"),
-    ("predict detection IMAGE --out objects.csv", "objects.csv must be a folder, got the name of a file"),
-    ("evaluate MODEL --out scores.json", "scores.json must be a folder, got the name of a file"),
-    ("evaluate MODEL --device gpu", "device must be cpu"),
-    ("evaluate classification --images x", "has no option --images"),
-    ("evaluate detection --data a.json", "data and images must be given together"),
-    ("evaluate detection --data PHOTOS --images PHOTOS", "must be a JSON file of COCO instances, got a folder"),
-    ("evaluate detection --data OTHER/val.json --images OTHER/val", "must have the 2 categories"),
-    ("evaluate segmentation --data a.json --images a", "a.json: No such file"),
-    ("report classification", "must be a detection run, got a classification run"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), ERRORS, ids=[words for words, _ in ERRORS])
-def test_errors_of_a_user_are_one_line_and_leave_no_files(
-    words, message, runs, photos, trained_detector, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    paths = runs | {"PHOTOS": photos, "IMAGE": photos / "white.png", "TEXT": photos / "text.png"}
-    paths |= {"OTHER": trained_detector / "digits"}
-    for model in runs if "MODEL" in words else [""]:
-        command = words.replace("MODEL", model)
-        for name, path in paths.items():
-            command = command.replace(f" {name}", f" {path}")
-        assert message in fail(capsys, *command.split(" "))
-        assert sorted(tmp_path.rglob("*")) == before

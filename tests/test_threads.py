@@ -26,8 +26,7 @@ BATCHES = [[(20, 48), (48, 20)], [(48, 30), (30, 30), (30, 48)], [(48, 48)], [(3
 
 
 def make_classifier() -> Classifier:
-    card = make_card(ClassifierCard, replace(DIGITS, image_size=32, channels=3), ("a", "b"))
-    card = replace(card, model_options=BACKBONE)
+    card = make_card(ClassifierCard, replace(DIGITS, image_size=32, channels=3, model_options=BACKBONE), ("a", "b"))
     return Classifier(ln.create_model(card.model, num_classes=2, **BACKBONE).eval(), card)
 
 

@@ -74,10 +74,8 @@ def test_a_folder_left_empty_is_removed_with_its_lock(tmp_path):
 
 def test_folder_of_the_same_work_is_opened_and_another_one_refused(tmp_path):
     (tmp_path / "work.json").write_text(json.dumps({"seed": 1, "more": 2}))
-    with (
-        pytest.raises(InputError, match=r"^seed must be 1, got 2, since .* was started so; choose another folder$"),
-        open_folder(tmp_path, identity={"seed": 2}),
-    ):
+    refused = pytest.raises(InputError, match=r"^seed must be 1, got 2, since .* started so; choose another folder$")
+    with refused, open_folder(tmp_path, identity={"seed": 2}):
         pass
     with open_folder(tmp_path, identity={"seed": 1}):
         assert {path.name for path in tmp_path.iterdir()} == {".lock", "work.json"}
@@ -119,10 +117,8 @@ def test_journal_resumes_with_its_entries_and_is_removed_at_the_end(tmp_path):
     write_and_interrupt(path, [], {"weights": "x"})
     assert not path.exists()
     write_and_interrupt(path, [{"a": 1}, {"a": "\udcff"}], {"weights": "x"})
-    with (
-        pytest.raises(InputError, match=r"^weights must be 'x', got 'z', as in .*; remove it"),
-        open_journal(path, {"weights": "z"}),
-    ):
+    refused = pytest.raises(InputError, match=r"^weights must be 'x', got 'z', as in .*; remove it")
+    with refused, open_journal(path, {"weights": "z"}):
         pass
     with open_journal(path, {"weights": "x"}) as journal:
         assert journal.entries == [{"a": 1}, {"a": "\udcff"}]

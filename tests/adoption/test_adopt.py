@@ -10,7 +10,7 @@ from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from adoption.foreign_layers import Holocron, Leaderj1001, Lucidrains
-from lambdanets import LambdaLayer2d, adopt, foreign_state_dict
+from lambdanets import LambdaLayer2d, adopt, foreign_state_dict, mask_rcnn
 
 
 def timm_layer(**options):
@@ -77,11 +77,10 @@ def test_keeps_other_norms(make_norm):
 def test_module_at_several_places_stays_one_module():
     layer = timm_layer()
     network = nn.ModuleList([nn.Sequential(layer, nn.ReLU()), layer])
+    expected = list(network.state_dict())
     assert adopt(network) == {"0.0": "timm", "1": "timm"}
     assert network[0][0] is network[1]
-    assert list(foreign_state_dict(network)) == list(
-        nn.ModuleList([nn.Sequential(layer, nn.ReLU()), layer]).state_dict()
-    )
+    assert list(foreign_state_dict(network)) == expected
 
 
 @pytest.mark.parametrize("other", [nn.Linear(8, 8, bias=False), lucidrains()])
@@ -92,10 +91,12 @@ def test_refuses_parameters_that_other_modules_share(other):
         adopt(nn.Sequential(layer, other))
 
 
-def test_leaves_the_random_generator_unchanged():
+def test_adoption_and_mask_rcnn_leave_random_generators_unchanged(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("seeded the GPUs"))
     network, state = nn.Sequential(timm_layer()), torch.get_rng_state()
     adopt(network)
     assert torch.equal(torch.get_rng_state(), state)
+    mask_rcnn("resnet18", 3, levels=(2, 3))
 
 
 def test_adopted_network_can_be_copied_and_pickled():
@@ -154,20 +155,16 @@ def test_refuses_a_layer_and_leaves_the_network_unchanged(make, message):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("convert", "network", "message"),
     [
-        (lambda: nn.Conv2d(3, 3, 1), "model must contain lambda layers of timm, .* got a Conv2d with none"),
-        (timm_layer, r"must be a network, got a lambda layer, LambdaLayer, .* pass nn.Sequential\(layer\)"),
+        (adopt, nn.Conv2d(3, 3, 1), "model must contain lambda layers of timm, .* got a Conv2d with none"),
+        (adopt, timm_layer(), r"must be a network, got a lambda layer, LambdaLayer, .* pass nn.Sequential\(layer\)"),
+        (foreign_state_dict, nn.Sequential(LambdaLayer2d(8)), "must have layers replaced by adopt, got a Sequential"),
     ],
 )
-def test_rejects_a_model_without_foreign_layers(make, message):
+def test_rejects_a_model_without_such_layers(convert, network, message):
     with pytest.raises(ValueError, match=message):
-        adopt(make())
-
-
-def test_rejects_converting_back_a_network_without_adopted_layers():
-    with pytest.raises(ValueError, match="model must have layers replaced by adopt, got a Sequential with none"):
-        foreign_state_dict(nn.Sequential(LambdaLayer2d(8, heads=2)))
+        convert(network)
 
 
 def test_adopts_on_the_meta_device():

@@ -6,11 +6,10 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from timm.layers.lambda_layer import LambdaLayer
 from torch import nn
 
 from all_pairs import in_turn
-from lambdanets import adopt, create_model, mask_rcnn
+from lambdanets import adopt, create_model
 from lambdanets_lab.benchmark.measurement import relative_error
 
 pytestmark = pytest.mark.usefixtures("small_lambda_resnet26t")
@@ -86,9 +85,3 @@ def test_adopted_network_takes_sizes_at_which_timm_raises(name, size):
         assert expected.isfinite().all()
         last = ours.to(memory_format=torch.channels_last)(x.contiguous(memory_format=torch.channels_last))
         assert relative_error(last, expected) < 1e-10
-
-
-def test_adoption_and_mask_rcnn_do_not_seed_the_gpus(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("seeded the GPUs"))
-    assert adopt(nn.Sequential(LambdaLayer(16, dim_head=4, r=5)))
-    mask_rcnn("resnet18", 3, levels=(2, 3))

@@ -8,10 +8,6 @@ from lambdanets_lab.detection_report import report
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl")
 
 
-def file_hash(name, content):
-    return {"name": name, "sha256": content * 64}
-
-
 @pytest.fixture
 def make_run(tmp_path):
     def make(name, boxes, masks, *, seed=0, model="resnet50", options=None, changes=(), data="nuclei", **fields):
@@ -22,8 +18,8 @@ def make_run(tmp_path):
             "bbox": dict(zip(NAMES, boxes, strict=True)),
             "segm": dict(zip(NAMES, masks, strict=True)),
             "data": data,
-            "training_data": file_hash("train.json", data[0]),
-            "validation_data": file_hash("val.json", data[0]),
+            "training_data": {"name": "train.json", "sha256": data[0] * 64},
+            "validation_data": {"name": "val.json", "sha256": data[0] * 64},
             "initial_weights": None,
             "images": 98,
             "parameters": 44_123_456,

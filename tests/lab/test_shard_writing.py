@@ -13,19 +13,11 @@ from data.coco.coco_files import write_tar
 from lambdanets.cli import main
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.image_search import find_images
-from lambdanets.data.shards import UNLABELED, ShardedImages, open_shards
+from lambdanets.data.shards import UNLABELED, open_shards
 from lambdanets.errors import InputError
 from lambdanets_lab import shards as module
 from lambdanets_lab.shard_checks import verify_shards
 from lambdanets_lab.shards import index_shards, write_shards
-
-
-def files_by_key(images: ShardedImages) -> dict[str, bytes]:
-    return {images.key(index): images.file(index).open().read() for index in range(len(images))}
-
-
-def num_images(content) -> int:
-    return sum(shard.images for shard in content.shards)
 
 
 def test_image_files_are_copied_byte_for_byte(two_classes, tmp_path):
@@ -35,11 +27,13 @@ def test_image_files_are_copied_byte_for_byte(two_classes, tmp_path):
     splits = open_shards(str(tmp_path / "out"))
     for name, images in (("train", originals.train), ("validation", originals.validation)):
         paths = [Path(images.name(index)) for index in range(len(images))]
-        assert files_by_key(splits[name]) == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in paths}
-        labels = [("dark", "light").index(splits[name].key(index).split("/")[0]) for index in range(len(images))]
-        assert splits[name].labels.tolist() == [splits[name].load(index)[1] for index in range(len(images))] == labels
+        split, indices = splits[name], range(len(splits[name]))
+        contents_by_key = {split.key(index): split.file(index).open().read() for index in indices}
+        assert contents_by_key == {f"{path.parent.name}/{path.stem}": path.read_bytes() for path in paths}
+        labels = [("dark", "light").index(split.key(index).split("/")[0]) for index in indices]
+        assert split.labels.tolist() == [split.load(index)[1] for index in indices] == labels
     assert splits["train"].classes == ("dark", "light")
-    assert (num_images(content), content.metadata["unreadable"]) == (21, [])
+    assert (sum(shard.images for shard in content.shards), content.metadata["unreadable"]) == (21, [])
     assert {shard.name for shard in content.shards} == {path.name for path in (tmp_path / "out").glob("*.tar")}
 
 
@@ -109,7 +103,7 @@ def test_unreadable_images_are_skipped_and_listed(two_classes, tmp_path):
     (two_classes / "light/04.png").write_bytes((two_classes / "light/05.png").read_bytes()[:50])
     (two_classes / "light/06.png").unlink()
     content = write_shards(splits, tmp_path / "out", images_per_shard=4, threads=2)
-    assert num_images(content) == 17
+    assert sum(shard.images for shard in content.shards) == 17
     unreadable = content.metadata["unreadable"]
     assert unreadable[0].startswith(f"{two_classes}/dark/03.png: it is not an image of a known format")
     assert [message.partition(":")[0][-12:] for message in unreadable[1:]] == ["light/04.png", "light/06.png"]

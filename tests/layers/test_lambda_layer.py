@@ -262,12 +262,8 @@ def test_vmap_gives_per_sample_gradients():
         torch.testing.assert_close(batched[name][i], torch.func.grad(loss)(parameters, x[i])[name])
 
 
-def replace_table(layer, shape):
-    layer.embedding.table = nn.Parameter(torch.randn(shape))
-
-
 REPLACED = {
-    "table of another depth": lambda layer: replace_table(layer, (7, 7, 8)),
+    "table of another depth": lambda layer: setattr(layer.embedding, "table", nn.Parameter(torch.randn(7, 7, 8))),
     "table of a sequence": lambda layer: setattr(layer, "embedding", RelativeEmbedding((5,), 16)),
     "table on another device": lambda layer: layer.embedding.to_empty(device="meta"),
     "pruned keys": lambda layer: setattr(layer, "key_projection", nn.Conv2d(16, 4, 1, bias=False)),
@@ -300,7 +296,6 @@ OTHER = RelativeEmbedding((5, 5), 16)
 INVALID_ARGUMENTS = [
     ({"dim_context": 5}, "dim_context must be None for layers on maps, got 5"),
     ({"dim_out": 10, "heads": 4}, "dim_out must be divisible by heads = 4, got 10"),
-    ({"scope": 4}, r"scope must be a tuple of .* odd and positive sides, got \(4, 4\)"),
     ({"scope": None}, "grid must be a tuple of sides if scope is None, else None, got None"),
     ({"grid": (7, 7)}, r"grid must be a tuple of sides if scope is None, else None, got \(7, 7\) and scope=5"),
     ({"scope": None, "grid": 7}, "grid must be a tuple of sides if scope is None, else None, got 7"),

@@ -43,15 +43,8 @@ def reference_output(layer, x, context, mask, embeddings):
     if layer.causal:
         causal_mask = torch.ones(n, n, dtype=torch.bool).tril()
         mask = causal_mask if mask is None else mask & causal_mask
-    output = definition.lambda_interaction(
-        queries,
-        keys,
-        values.movedim(-1, -3),
-        embeddings,
-        mask=mask,
-        multi_head=layer.multi_head,
-        normalize_keys=layer.normalize_keys,
-    )
+    options = {"mask": mask, "multi_head": layer.multi_head, "normalize_keys": layer.normalize_keys}
+    output = definition.lambda_interaction(queries, keys, values.movedim(-1, -3), embeddings, **options)
     return output.transpose(1, 2).reshape(b, n, layer.dim_out)
 
 
@@ -161,7 +154,6 @@ INVALID_ARGUMENTS = [
     ({}, {"x": random_tokens(B, DIM, N)}, r"x must be \(b = 2, positions, channels = 8\), got shape \(2, 8, 6\)"),
     (CROSS, {}, r"context must be \(b = 2, positions, channels = 5\), got shape \(2, 6, 8\)"),
     (CROSS | {"causal": True}, {"context": random_tokens(B, M, CONTEXT)}, "context must have 6 positions"),
-    ({"embedding": relative(5)}, {}, "embedding must be None when position is False"),
     ({"stride": 2}, {}, "stride must be 1 and pool None .* for tokens; got stride=2"),
 ]
 

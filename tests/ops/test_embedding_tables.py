@@ -42,9 +42,8 @@ PAIRS = {
 @pytest.mark.parametrize(("grid", "context_grid", "sides"), PAIRS.values(), ids=PAIRS.keys())
 def test_pairwise_embeddings_and_gradients_equal_a_loop_over_pairs(grid, context_grid, sides, dilation):
     table = random(*sides, 2, 3).requires_grad_()
-    results = [
-        function(table, grid, dilation, context_grid) for function in (pairwise_embeddings, reference_embeddings)
-    ]
+    functions = (pairwise_embeddings, reference_embeddings)
+    results = [function(table, grid, dilation, context_grid) for function in functions]
     assert torch.equal(*results)
     weights = random(*results[0].shape)
     torch.testing.assert_close(*(torch.autograd.grad(result, table, weights)[0] for result in results))

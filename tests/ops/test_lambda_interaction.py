@@ -50,10 +50,8 @@ def make_problem(variant, batch=2, n=N, m=M, dtype=torch.float64):
         options["mask"] = torch.rand(shape, generator=generator) > 0.4
         options["mask"][..., 0, :] = shape[-2] == 1  # the first query has an empty context
         options["mask"][..., :2] = False
-    return (
-        (queries, keys if variant["keys"] else None, values, embeddings if variant["embeddings"] else None),
-        options,
-    )
+    keys, embeddings = keys if variant["keys"] else None, embeddings if variant["embeddings"] else None
+    return (queries, keys, values, embeddings), options
 
 
 def reference_interaction(inputs, options):
@@ -65,7 +63,7 @@ def reference_interaction(inputs, options):
 
 
 def make_function(inputs, options):
-    """Return the operation as a function of the inputs that are not None, and these inputs."""
+    """Return the operation as a function of the inputs that are not None, and these inputs, which require gradients."""
     indices = [i for i, x in enumerate(inputs) if x is not None]
 
     def function(*tensors):
@@ -74,7 +72,7 @@ def make_function(inputs, options):
             arguments[i] = tensor
         return lambda_interaction(*arguments, **options)
 
-    return function, [inputs[i] for i in indices]
+    return function, [inputs[i].requires_grad_() for i in indices]
 
 
 class LargestTensor(TorchDispatchMode):
@@ -124,8 +122,6 @@ def test_errors_are_at_most_twice_those_of_the_reference(variant):
 @variants
 def test_gradcheck(variant):
     function, tensors = make_function(*make_problem(variant, batch=variant["batch"]))
-    for tensor in tensors:
-        tensor.requires_grad_()
     assert gradcheck(function, tensors, fast_mode=True)
     assert gradgradcheck(function, tensors, fast_mode=True)
 
@@ -133,8 +129,6 @@ def test_gradcheck(variant):
 @pytest.mark.parametrize("variant", [{"causal": True}, {"causal": True, "normalize_keys": "l2"}], ids=str)
 def test_gradcheck_over_several_chunks_and_groups(variant):
     function, tensors = make_function(*make_problem(variant | {"embeddings": None}, batch=1, n=1100))
-    for tensor in tensors:
-        tensor.requires_grad_()
     assert gradcheck(function, tensors, fast_mode=True)
 
 

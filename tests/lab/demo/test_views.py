@@ -50,9 +50,8 @@ def test_segmented_pixels_are_those_of_predict(trained_segmenter):
     image, caption = example_images(segmenter)[0]
     summary = predict_image(segmenter, image, caption).summary
     expected = segmenter.predict(image)[0]
-    np.testing.assert_array_equal(
-        np.asarray(Image.open(io.BytesIO(decode(summary["files"]["classes.png"])))), expected.labels
-    )
+    labels = Image.open(io.BytesIO(decode(summary["files"]["classes.png"])))
+    np.testing.assert_array_equal(np.asarray(labels), expected.labels)
     for bar, (name, pixels) in zip(summary["bars"], expected.pixels, strict=True):
         assert (bar["name"], bar["value"]) == (name, pixels / expected.labels.numel())
     assert summary["layers"] == []

@@ -65,37 +65,29 @@ def test_map_reproduces_the_output_of_map_layers(case, masked):
     assert_reproduces(layer, inputs, output, positions, lambda position: (0, slice(None), *position))
 
 
+CONTEXT = {"embedding": DenseEmbedding(9, 7, 16), "dim_context": 6}
+# options, and the shape of the mask
 TOKENS = {
-    "self": {},
-    "causal": {"causal": True},
-    "u = 2, multi-head": {"intra_depth": 2, "multi_head": True},
-    "L2 keys": {"normalize_keys": "l2"},
+    "self": ({}, None),
+    "causal, pairs of each example": ({"causal": True}, (2, 9, 9)),
+    "u = 2, multi-head, padding": ({"intra_depth": 2, "multi_head": True}, (2, 1, 9)),
+    "L2 keys, pairs": ({"normalize_keys": "l2"}, (9, 9)),
+    "context": (CONTEXT, None),
+    "context, padding": (CONTEXT, (2, 1, 7)),
+    "context, pairs": (CONTEXT, (9, 7)),
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "mask"), [*zip(TOKENS, [None, "pairs of each example", "padding", "pairs"], strict=True)]
-)
-def test_map_reproduces_the_output_of_token_layers(case, mask):
-    options = TOKENS[case]
+@pytest.mark.parametrize(("options", "shape"), TOKENS.values(), ids=TOKENS.keys())
+def test_map_reproduces_the_output_of_token_layers(options, shape):
     heads = 4 if options.get("multi_head") else None
     embedding = ln.RelativeEmbedding((7,), 16, options.get("intra_depth", 1), heads=heads)
     layer = make_layer(ln.LambdaLayer, {"embedding": embedding, **options})
-    x = torch.randn(2, 9, 8, dtype=torch.float64)
-    shapes = {None: None, "padding": (2, 1, 9), "pairs": (9, 9), "pairs of each example": (2, 9, 9)}
-    masks = None if mask is None else torch.rand(shapes[mask]) > 0.4
-    inputs, output = layer.prepare(x, mask=masks), layer(x, mask=masks)
-    assert_reproduces(layer, inputs, output, [(0,), (4,), (8,)], lambda position: (0, *position))
-
-
-@pytest.mark.parametrize("mask", [None, (2, 1, 7), (5, 7)])
-def test_map_reproduces_the_output_with_a_context(mask):
-    layer = make_layer(ln.LambdaLayer, {"embedding": DenseEmbedding(5, 7, 16), "dim_context": 6})
-    x, context = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
-    mask = None if mask is None else torch.rand(mask) > 0.3
+    x, context = torch.randn(2, 9, 8, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
+    context = context if "dim_context" in options else None
+    mask = None if shape is None else torch.rand(shape) > 0.4
     inputs, output = layer.prepare(x, context, mask=mask), layer(x, context, mask=mask)
-    assert_reproduces(layer, inputs, output, [(0,), (4,)], lambda position: (0, *position))
-    assert compute_attention_map(layer, inputs, (0,), "layer").content.shape == (4, 7)
+    assert_reproduces(layer, inputs, output, [(0,), (4,), (8,)], lambda position: (0, *position))
 
 
 def test_map_reproduces_the_output_on_graphs():

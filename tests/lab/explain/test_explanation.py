@@ -7,16 +7,10 @@ from PIL import Image
 from torch import nn
 
 import lambdanets as ln
-from commands import error_lines
 from lambdanets.cli import main
 from lambdanets.errors import InputError
 from lambdanets_lab.explain.view import View
 from training.detection.constructed_detector import write_constructed_detector
-
-
-def make_network(**options):
-    torch.manual_seed(0)
-    return ln.create_model("lambda_resnet20_small", zero_init_last=False, **options)
 
 
 def assert_maps_reproduce_layers(explanation, at, rtol=1e-4):
@@ -48,9 +42,7 @@ def test_attention_maps_of_a_classifier(quick_run):
 
 def test_positions_outside_of_the_crop_or_the_image_are_errors(quick_run):
     explanation = ln.explain(quick_run, np.zeros((30, 50), np.uint8))
-    with pytest.raises(
-        InputError, match=r"at must be in the center crop that the model sees, rows 0 to 29 and columns 10 to 39"
-    ):
+    with pytest.raises(InputError, match=r"at must be in the center crop .*, rows 0 to 29 and columns 10 to 39"):
         explanation.attention_map(at=(3, 40))
     for at in [(30, 20), (-1, 20), (3,), 3]:
         with pytest.raises(InputError, match=r"at must be a pixel of the image of size \(30, 50\), got"):
@@ -73,7 +65,8 @@ def test_maps_of_a_detector_with_padding(tmp_path):
 
 
 def test_first_example_of_a_batch_is_explained_and_modes_are_restored():
-    network = make_network(num_classes=3).train()
+    torch.manual_seed(0)
+    network = ln.create_model("lambda_resnet20_small", num_classes=3, zero_init_last=False).train()
     network.layer1.eval()
     images = torch.randn(2, 3, 33, 48)
     explanation = ln.explain(network, images)
@@ -147,22 +140,16 @@ def test_rejects_models_without_lambda_layers_and_other_modules():
     with pytest.raises(InputError, match="model must have lambda layers, got Conv2d"):
         ln.explain(nn.Conv2d(3, 3, 1), torch.zeros(1, 3, 4, 4))
     with pytest.raises(InputError, match="name of a module"):
-        ln.explain(make_network(), torch.zeros(1, 3, 32, 32)).receptive_field("layer9")
+        ln.explain(ln.LambdaLayer2d(4, scope=3), torch.zeros(1, 4, 5, 5)).receptive_field("layer9")
 
 
 FILES = ["attention.png", "keys.png", "receptive_field.png", "shares.png"]
 
 
-@pytest.fixture
-def image(tmp_path):
-    path = tmp_path / "image.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), np.uint8)).save(path)
-    return path
-
-
 @pytest.mark.figures
-def test_command_writes_figures_and_prints_shares(quick_run, image, tmp_path, capsys):
-    out = tmp_path / "out"
+def test_command_writes_figures_and_prints_shares(quick_run, tmp_path, capsys):
+    image, out = tmp_path / "image.png", tmp_path / "out"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), np.uint8)).save(image)
     assert main(["explain", str(quick_run), str(image), "--at", "3", "12", "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir() if path.name != ".lock") == FILES
     for path in out.glob("*.png"):
@@ -171,9 +158,3 @@ def test_command_writes_figures_and_prints_shares(quick_run, image, tmp_path, ca
             assert len(np.unique(np.asarray(figure.convert("L")))) > 50
     output = capsys.readouterr().out
     assert all(name in output for name in (*ln.explain(quick_run, image).layers, "position share", *FILES))
-
-
-def test_invalid_options_are_errors_without_a_folder(quick_run, image, tmp_path, capsys):
-    (error,) = error_lines(capsys, "explain", quick_run, image, "--out", tmp_path / "out", "--at", 0, 0)
-    assert "at must be in the center crop that the model sees" in error
-    assert not (tmp_path / "out").exists()

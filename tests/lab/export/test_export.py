@@ -108,37 +108,26 @@ def test_network_may_return_other_mappings_and_sequences(returned, names, tmp_pa
     torch.testing.assert_close(exported.run(images)[1], network.convolution(images).mean((2, 3)))
 
 
+POOLED = nn.Sequential(nn.Conv2d(3, 3, 1), nn.AvgPool2d(2, ceil_mode=True))
+ONE_PIXEL = {"to": "openvino", "image_size": 1}
+
+
 @pytest.mark.parametrize(
-    ("make_model", "name", "options", "message"),
+    ("model", "name", "options", "message"),
     [
-        (lambda network: network, "m.onnx", {"to": "tensorrt"}, "to must be one of onnx, openvino, pt2, aoti, got"),
-        (lambda network: 3, "m.onnx", {}, "model must be a trained model or a network, got int"),
-        (lambda network: nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
-        (
-            lambda network: Returning(lambda y: y if y.sum() >= 0 else -y),
-            "m.onnx",
-            {},
-            "cannot be exported by torch.ex",
-        ),
-        (
-            lambda network: nn.Sequential(nn.Conv2d(3, 3, 1), nn.AvgPool2d(2, ceil_mode=True)),
-            "m.xml",
-            {"to": "openvino", "image_size": 1},
-            "cannot be converted to OpenVINO: its pools must not be larger than their maps; choose a larger image_size",
-        ),
-        (
-            lambda network: nn.Sequential(nn.Conv2d(3, 3, 1), nn.AvgPool2d(2, ceil_mode=True)),
-            "m.xml",
-            {"to": "openvino", "image_size": 1, "dynamic": True},
-            r"got inf for images of shape \(1, 3, 1, 1\); no file was written",
-        ),
-        (lambda network: Returning(lambda y: {"y": y, "no": None}), "m.pt2", {"to": "pt2"}, "tensors, got NoneType"),
-        (lambda network: Returning(lambda y: {}), "m.pt2", {"to": "pt2"}, "sequence or mapping of tensors, got none"),
+        (POOLED, "m.onnx", {"to": "tensorrt"}, "to must be one of onnx, openvino, pt2, aoti, got"),
+        (3, "m.onnx", {}, "model must be a trained model or a network, got int"),
+        (nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
+        (Returning(lambda y: y if y.sum() >= 0 else -y), "m.onnx", {}, "cannot be exported by torch.ex"),
+        (POOLED, "m.xml", ONE_PIXEL, "its pools must not be larger than their maps; choose a larger image_size"),
+        (POOLED, "m.xml", ONE_PIXEL | {"dynamic": True}, r"got inf for images of shape \(1, 3, 1, 1\); no file"),
+        (Returning(lambda y: {"y": y, "no": None}), "m.pt2", {"to": "pt2"}, "tensors, got NoneType"),
+        (Returning(lambda y: {}), "m.pt2", {"to": "pt2"}, "sequence or mapping of tensors, got none"),
     ],
 )
-def test_invalid_arguments_are_one_line_errors_without_a_file(make_model, name, options, message, network, tmp_path):
+def test_invalid_arguments_are_one_line_errors_without_a_file(model, name, options, message, tmp_path):
     with pytest.raises(InputError, match=message) as raised:
-        ln.export(make_model(network), tmp_path / name, **{"image_size": 16} | options)
+        ln.export(model, tmp_path / name, **{"image_size": 16} | options)
     assert "\n" not in str(raised.value)
     assert file_names(tmp_path) == []
 
@@ -165,9 +154,7 @@ def test_file_with_wrong_outputs_is_not_kept(factor, error, tmp_path, monkeypatc
         return lambda images: [factor * output for output in run(images)]
 
     monkeypatch.setattr(Onnx, "open", open_with_error)
-    with pytest.raises(
-        InputError, match=f"outputs of ONNX Runtime must have a relative difference .* got {error} for images of shape"
-    ):
+    with pytest.raises(InputError, match=f"outputs of ONNX Runtime must .* got {error} for images of shape"):
         ln.export(nn.Conv2d(3, 4, 1), tmp_path / "m.onnx", image_size=16)
     assert file_names(tmp_path) == []
 
@@ -195,17 +182,14 @@ def test_command_reports_errors_time_and_size(tmp_path, monkeypatch, capsys):
     assert "ONNX Runtime" in output
     assert "model.onnx: " in output
     assert b"site-packages" not in Path("model.onnx").read_bytes()  # no paths of this machine
-    assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
-    assert main(command.split()) == 2
     assert main(["export", "unknown_model"]) == 2
     assert main(["export", "missing.safetensors", "--out", "other.onnx"]) == 2
     assert main(["export", "missing/run", "--out", "other.onnx"]) == 2
     assert main(["export", "lambda_resnet20_small", "--out", "other.pt"]) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 5
-    assert "missing/run" in errors[3]
-    assert "--out must end in .onnx for --to onnx" in errors[4]
-    assert errors[0].endswith("model.onnx exists; choose another file, or remove it to write it again")
+    assert len(errors) == 4
+    assert "missing/run" in errors[2]
+    assert "--out must end in .onnx for --to onnx" in errors[3]
     assert file_names(tmp_path) == ["lambda_resnet20_small", "model.onnx"]
 
 

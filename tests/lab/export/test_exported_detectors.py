@@ -49,16 +49,12 @@ def test_onnx_detector_of_any_size_detects_the_same_objects(exported_detector, s
 
 def test_exported_detector_may_detect_nothing(exported_detector, tmp_path):
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
-    detector = exported_detector.detector
     model = onnx.load(exported_detector.exported.path)
     limits = {node.input[1] for node in model.graph.node if node.op_type == "Greater"}
-    thresholds = [
-        x
-        for x in model.graph.initializer
-        if x.name in limits and onnx.numpy_helper.to_array(x) == np.float32(detector.model.roi_heads.score_thresh)
-    ]
-    assert len(thresholds) == 1
-    thresholds[0].CopyFrom(onnx.numpy_helper.from_array(np.float32(1), thresholds[0].name))
+    constants, threshold = onnx.numpy_helper, np.float32(exported_detector.detector.model.roi_heads.score_thresh)
+    candidates = (x for x in model.graph.initializer if x.name in limits)
+    (score,) = (x for x in candidates if constants.to_array(x) == threshold)
+    score.CopyFrom(constants.from_array(np.float32(1), score.name))
     onnx.save(model, tmp_path / "m.onnx")
     outputs = RUNTIMES["onnx"].open(tmp_path / "m.onnx")(torch.rand(1, 3, 64, 96))
     assert [tuple(output.shape) for output in outputs] == [(0, 4), (0,), (0,), (0, 64, 96)]

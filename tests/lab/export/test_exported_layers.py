@@ -21,14 +21,6 @@ def maps(b, n, m):
     return {"x": torch.randn(b, 8, n, m)}
 
 
-def volumes(b, n, m):
-    return {"x": torch.randn(b, 8, 1 + m // 3, n // 2, m // 2)}
-
-
-def sequences(b, n, m):
-    return {"x": torch.randn(b, 8, 4 * n)}
-
-
 def tokens(b, n, m):
     return {"x": torch.randn(b, 4 * n, 8)}
 
@@ -40,8 +32,11 @@ def pairs(b, n, m):
 # Layers, and their inputs for sizes b, n, m.
 LAYERS = {
     "dilated": (LambdaLayer2d(8, **DILATED), maps),
-    "volume": (LambdaLayer3d(8, scope=None, grid=(7, 11, 9)), volumes),
-    "causal sequence": (LambdaLayer1d(8, scope=7, causal=True), sequences),
+    "volume": (
+        LambdaLayer3d(8, scope=None, grid=(7, 11, 9)),
+        lambda b, n, m: {"x": torch.randn(b, 8, 1 + m // 3, n // 2, m // 2)},
+    ),
+    "causal sequence": (LambdaLayer1d(8, scope=7, causal=True), lambda b, n, m: {"x": torch.randn(b, 8, 4 * n)}),
     "tokens": (LambdaLayer(8, embedding=RelativeEmbedding((9,), 16)), tokens),
     "causal tokens": (LambdaLayer(8, causal=True, position=False, normalize_keys="l2"), tokens),
     "padded maps": (LambdaLayer2d(8, **MAPS_2D), lambda *s: maps(*s) | {"mask": torch.rand(s) > 0.3}),

@@ -8,22 +8,21 @@ from lambdanets import create_model
 from lambdanets_lab.mixers import MIXERS
 
 
-def have_same_shapes(state, other_state):
-    same_names = state.keys() == other_state.keys()
-    return same_names and all(state[name].shape == other_state[name].shape for name in state)
+def shapes(network):
+    return {name: tensor.shape for name, tensor in network.state_dict().items()}
 
 
 def test_channel_attention_network_is_timms_seresnet50():
     with torch.device("meta"):
-        state = create_model("resnet50_mixer", mixer="channel_attention").state_dict()
-        assert have_same_shapes(state, timm.create_model("seresnet50").state_dict())
+        network = create_model("resnet50_mixer", mixer="channel_attention")
+        assert shapes(network) == shapes(timm.create_model("seresnet50"))
 
 
 @pytest.mark.parametrize("pattern", ["LLLL", "CCLL"])
 def test_lambda_mixer_network_is_resnet50_lambda(pattern):
     with torch.device("meta"):
-        state = create_model("resnet50_mixer", mixer="lambda", pattern=pattern, query_depth=8).state_dict()
-        assert have_same_shapes(state, create_model("resnet50_lambda", pattern=pattern, query_depth=8).state_dict())
+        network = create_model("resnet50_mixer", mixer="lambda", pattern=pattern, query_depth=8)
+        assert shapes(network) == shapes(create_model("resnet50_lambda", pattern=pattern, query_depth=8))
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -42,7 +41,6 @@ def test_every_mixer_network_has_outputs_and_gradients(mixer):
         ({"mixer": "global_attention", "scope": 3}, "mixer global_attention has no option scope; its options are: hea"),
         ({"mixer": "local_attention", "scope": 4}, "scope must be odd, got 4"),
         ({"mixer": "axial_attention", "heads": 7}, "heads must divide dim_out = 64, got 7"),
-        ({"mixer": "local_attention", "pattern": "LL"}, "pattern must be four letters"),
     ],
 )
 def test_rejects_invalid_arguments(options, message):

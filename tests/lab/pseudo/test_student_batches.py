@@ -58,15 +58,9 @@ def test_pseudo_labeled_images_have_their_own_epochs(shard_sizes):
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_ranks_and_micro_batches_divide_both_sets(accumulation_steps):
-    by_rank = [
-        [
-            *iterate_epochs(
-                make_loader(labeled=24, batch_size=12, batch_slice=BatchSlice(rank, 2, accumulation_steps)), 2
-            )
-        ]
-        for rank in range(2)
-    ]
-    for batches in zip(*by_rank, strict=True):
+    slices = [BatchSlice(rank, 2, accumulation_steps) for rank in range(2)]
+    loaders = [make_loader(labeled=24, batch_size=12, batch_slice=batch_slice) for batch_slice in slices]
+    for batches in zip(*(iterate_epochs(loader, 2) for loader in loaders), strict=True):
         assert [batch.step_images for batch in batches] == [18, 18]
         assert [sum(n < 100 for n in brightness(batch)) for batch in batches] == [6 // accumulation_steps] * 2
         assert abs(len(batches[0].images) - len(batches[1].images)) <= 1

@@ -75,12 +75,8 @@ def test_rejects_merging_different_setups_or_the_same_runs(plan, results, tmp_pa
 
     summary = collect(plan, results)
     check(r"must have different runs, got lambda position=False, seed 3 twice: .*b\.json", summary, summary)
-    other = replace(plan, recipe=replace(plan.recipe, learning_rate=0.5, workers=3))
-    check(
-        r"a\.json and .*b\.json must have recipes with the same learning_rate, got 0\.1 and 0\.5",
-        summary,
-        collect(other, results),
-    )
+    other = collect(replace(plan, recipe=replace(plan.recipe, learning_rate=0.5, workers=3)), results)
+    check(r"a\.json and .*b\.json must have recipes with the same learning_rate, got 0\.1 and 0\.5", summary, other)
     longer = replace(summary, recipe=summary.recipe | {"epochs": 30})
     check("must have recipes with the same epochs, got 2 and 30", summary, longer)
 

@@ -85,14 +85,9 @@ def test_results_have_the_same_bits_for_any_number_of_threads(grid, sides, optio
     ("grid", "sides"), [((2048,), (4095,)), ((48, 40), (95, 79)), ((1, 512), (1, 1023)), ((4, 9, 9), (7, 17, 17))]
 )
 def test_first_causal_sums_are_as_exact_as_direct_sums(grid, sides):
-    exact, direct, actual = (
-        run(algorithm, grid, sides, dtype=dtype, batch=1, causal=True)
-        for algorithm, dtype in (
-            ("query_order", torch.float64),
-            ("query_order", torch.float32),
-            ("native", torch.float32),
-        )
-    )
+    options = {"batch": 1, "causal": True}
+    exact = run("query_order", grid, sides, dtype=torch.float64, **options)
+    direct, actual = (run(algorithm, grid, sides, **options) for algorithm in ("query_order", "native"))
     n = len(exact[0][0, 0])
     for position in (0, 1, 5, 40, n // 3):
         first = slice(position, position + max(1, position // 4))

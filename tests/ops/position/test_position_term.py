@@ -97,12 +97,9 @@ def test_bfloat16_gradients_of_single_examples_stay_within_the_budget(monkeypatc
     # many examples but few pairs per offset, to test the sum over examples
     grid = (3, 4)
     factors = make_factors(grid, (5, 7), batch=128, v=8, dtype=torch.bfloat16)
-    results, references, exact_results = (
-        run_with_content(factors, grid, algorithm=algorithm),
-        *(
-            with_gradients(lambda *x: define(*x, grid), [x.to(dtype) for x in factors])
-            for dtype in (torch.bfloat16, torch.float64)
-        ),
+    results = run_with_content(factors, grid, algorithm=algorithm)
+    references, exact_results = (
+        with_gradients(lambda *x: define(*x, grid), inputs) for inputs in (factors, [x.double() for x in factors])
     )
     for result, reference, exact in zip(results, references, exact_results, strict=True):
         assert_error_within_budget(result, reference, exact)
@@ -129,18 +126,11 @@ def test_empty_batch_gives_empty_outputs_and_zero_table_gradient(algorithm):
     assert torch.equal(grad_table, torch.zeros_like(inputs[1]))
 
 
-def saved_by(factors, *arguments, **options):
-    """The tensors that autograd saves in a forward pass."""
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        position_interaction(*(x.requires_grad_() for x in factors), *arguments, **options)
-    return saved
-
-
 @algorithms
 def test_forward_saves_only_its_inputs(algorithm):
-    inputs = make_inputs(GRID, (23, 23), u=2)
-    saved = saved_by(inputs, GRID, causal=True, algorithm=algorithm)
+    inputs, saved = [x.requires_grad_() for x in make_inputs(GRID, (23, 23), u=2)], []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        position_interaction(*inputs, GRID, causal=True, algorithm=algorithm)
     assert len(saved) == 3
     assert addresses(saved) == addresses(inputs)
 

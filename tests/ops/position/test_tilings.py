@@ -42,22 +42,16 @@ class TiledRowTransform(RowTransform):
         self.maps = self.maps._replace(rows=rows._replace(tile=min(self.tile, rows.side)))
 
 
-def assert_algorithms_agree(monkeypatch, case, name, other, algorithm):
-    """Compare `name`, replaced by an algorithm with tiles, with another one."""
+TILED = {"query_order": TiledQueryOrder, "row_transform": TiledRowTransform}
+ROWS = [("query_order", name, tile) for name, case in CASES.items() for tile in case[4]]
+ROWS += [("row_transform", name, tile) for name, tile in all_pairs([*CASES], [1, 2, 3, 100])]
+
+
+@pytest.mark.parametrize(("algorithm", "case", "tile"), ROWS)
+def test_tiles_of_one_algorithm_equal_the_other(monkeypatch, algorithm, case, tile):
     grid, sides, u, causal, _ = CASES[case]
-    inputs = make_inputs(grid, sides, u)
+    inputs, (other,) = make_inputs(grid, sides, u), TILED.keys() - {algorithm}
     expected = run(inputs, grid, causal=causal, algorithm=other)
-    monkeypatch.setitem(ALGORITHMS, name, algorithm)
-    assert_all_close(run(inputs, grid, causal=causal, algorithm=name), expected)
-
-
-@pytest.mark.parametrize(("case", "tile"), [(name, tile) for name, case in CASES.items() for tile in case[4]])
-def test_tiles_of_query_order_equal_row_transform(monkeypatch, case, tile):
-    monkeypatch.setattr(TiledQueryOrder, "tile", tile, raising=False)
-    assert_algorithms_agree(monkeypatch, case, "query_order", "row_transform", TiledQueryOrder)
-
-
-@pytest.mark.parametrize(("case", "tile"), all_pairs([*CASES], [1, 2, 3, 100]))
-def test_tiles_of_row_transform_equal_query_order(monkeypatch, case, tile):
-    monkeypatch.setattr(TiledRowTransform, "tile", tile, raising=False)
-    assert_algorithms_agree(monkeypatch, case, "row_transform", "query_order", TiledRowTransform)
+    monkeypatch.setattr(TILED[algorithm], "tile", tile, raising=False)
+    monkeypatch.setitem(ALGORITHMS, algorithm, TILED[algorithm])
+    assert_all_close(run(inputs, grid, causal=causal, algorithm=algorithm), expected)
