@@ -140,7 +140,7 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     answers.set_ylim(-0.5, len(pairs) - 0.5)
     answers.axvline(0, color=plot_style.REFERENCE, linewidth=1)
     answers.set_yticks(range(len(pairs)), list(reversed(pairs)))
-    answers.set(xlabel="top-1 of the lambda layer - of the other (points): seeds, mean, interval")
+    answers.set(xlabel="top-1 of the lambda layer - of the other (points)")
     for axis in (curves, answers):
         axis.grid(**plot_style.GRID)
     plot_style.save(figure, path)
