@@ -294,6 +294,7 @@ def main() -> None:
                 kills += kill_and_check(command, reference, scratch / f"{reference.name}-{len(kills)}", draws)
             result["kills"][name] = kills
             print(f"{name}: {len(kills)} kills, each resumed bit-identically", flush=True)
+            options.out.parent.mkdir(parents=True, exist_ok=True)
             write_json(options.out, result | provenance())  # after each command, because all take half an hour
 
 

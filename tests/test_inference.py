@@ -150,6 +150,7 @@ INVALID = [
     ([ZEROS, None], rf"images\[1\] must be {EXPECTED}, got None"),
     (ZEROS.astype(np.int32), f"{UNREADABLE}its dtype must be uint8, .*, got int32"),
     (ZEROS[..., 0].astype(np.int8), f"{UNREADABLE}its dtype must be uint8, .*, got int8"),
+    (ZEROS[..., 0].astype(np.int64), f"{UNREADABLE}its dtype must be uint8, .*, got int64"),
     ([ZEROS[None]], r"images\[0\] must have the shape \(H, W\) or \(H, W, C\) .*, got \(1, 4, 4, 3\)"),
     (np.zeros((3, 8, 6)), r"images must have the shape \(H, W\) or \(H, W, C\) with 1 to 4 channels, got \(3, 8, 6\)"),
     (torch.zeros(8, 6, 3), r"images must have the shape \(H, W\) or \(C, H, W\) with 1 to 4 channels, got \(8, 6, 3\)"),

@@ -100,6 +100,7 @@ def test_options_override_those_of_a_quicktest():
     options = ["--quicktest", "--data", "PHOTOS", "--epochs", "1", "--weights", "cifar10"]
     _, _, recipe = parse_train_command(["finetune", *options])
     assert (recipe.data, recipe.weights, recipe.epochs, recipe.batch_size) == ("PHOTOS", "cifar10", 1, 4)
+    assert recipe.training_images is None  # PHOTOS may have fewer, or more classes
     assert parse_train_command(["finetune", "--quicktest"])[2].data == "digits"
 
 

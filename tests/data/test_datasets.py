@@ -147,7 +147,7 @@ UNLABELED = Reader((-1,) * 6)  # as the test splits of competitions
 def open_fake(monkeypatch: pytest.MonkeyPatch, **readers: Reader) -> Splits:
     def create_dataset(name: str, *, split: str, **_: object) -> object:
         if split not in readers:
-            raise ValueError(f"Unknown split {split!r}.")
+            raise ValueError(f'Unknown split "{split}". Should be one of {[*readers]}.')
         return SimpleNamespace(reader=readers[split])
 
     monkeypatch.setattr("timm.data.create_dataset", create_dataset)
@@ -174,3 +174,5 @@ def test_validation_is_held_out_if_no_other_split_has_labels(monkeypatch: pytest
         assert splits.held_out
     with pytest.raises(InputError, match=r"'hfds/someone/animals' .split 'train'.: some of its images have no label"):
         open_fake(monkeypatch, train=UNLABELED, test=Reader())
+    with pytest.raises(InputError, match=r"Should be one of \['train', 'valid'\]"):
+        open_fake(monkeypatch, train=Reader(), valid=Reader())

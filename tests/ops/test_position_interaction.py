@@ -96,6 +96,16 @@ def test_hessian_by_forward_over_reverse_equals_reverse_over_reverse(algorithm):
     torch.testing.assert_close(forward, backward, rtol=1e-10, atol=1e-10)
 
 
+def test_forward_over_forward_is_refused():
+    factors = make_factors(GRID, SIDES)
+
+    def product(*x):
+        return torch.func.jvp(make_function(GRID), x, tuple(factors))[1]
+
+    with pytest.raises(NotImplementedError, match="jvp of a jvp"):
+        torch.func.jvp(product, tuple(factors), tuple(factors))
+
+
 @algorithms
 def test_forward_mode_agrees_with_reverse_mode(algorithm):
     factors, function = make_factors(GRID, SIDES), make_function(GRID, algorithm=algorithm)

@@ -27,7 +27,7 @@ def make_cases(options: Layer, device: torch.device, rows: Sequence[Any] = ()) -
 
 
 def check_layer(dim: int, **options: Any) -> None:
-    """Raise InputError unless our layer has the options: each candidate would be skipped."""
+    """Raise InputError unless our layer can have the options: it and its peers would be skipped."""
     with reraise_as_input_error(f"{OURS} cannot be built"), torch.device("meta"):
         LambdaLayer2d(dim, **options)
 
@@ -37,7 +37,9 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
     dtype = getattr(torch, options.dtype)
     training = phase == "training"
     known: dict[str, Any] = {"heads": options.heads, "scope": scope}
-    check_layer(dim, query_depth=options.query_depth, **known)
+    names = options.candidates or DEFAULTS
+    if not {OURS, *PEERS}.isdisjoint(names):
+        check_layer(dim, query_depth=options.query_depth, **known)
 
     @functools.cache
     def layer() -> LambdaLayer2d:
@@ -80,5 +82,4 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
     builders |= {name: functools.partial(prepare_peer, name) for name in PEERS}
     builders |= {name: functools.partial(prepare_mixer, name) for name in MIXERS}
     sizes = {"shape": shape, "scope": scope, "pass": phase}
-    names = options.candidates or DEFAULTS
     return Case(sizes, {name: prepare for name, prepare in builders.items() if name in names}, OURS)

@@ -178,7 +178,9 @@ def _open_timm(data: str, root: str | None) -> tuple[ImageFiles, ImageFiles | No
             return train, _open_timm_split(data, root, split)
         except InputError as error:
             errors.append(error)
-    if all(re.search("Unknown split|have no label", str(error)) for error in errors):  # the former of the hub's package
+    # the hub's package lists the splits, which may have another one for validation
+    others = r"Unknown split .* one of \[('(train|test)'(, )?)+\]|have no label"
+    if all(re.search(others, str(error)) for error in errors):
         return train, None
     raise errors[-1]
 

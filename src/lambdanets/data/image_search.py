@@ -72,8 +72,13 @@ def list_files(
     left_out = Counter[str]()
     files: Sequence[tuple[PurePath, Path | TarMember]]
     files = sorted(_walk(source, left_out)) if source.is_dir() else files_in_tar(source)
-    left_out.update(path.suffix.lower() or "without a suffix" for path, _ in files if not accepts(path.name))
+    left_out.update(_kind(path.name) for path, _ in files if not accepts(path.name))
     return [(path, file) for path, file in files if accepts(path.name)], left_out
+
+
+def _kind(name: str) -> str:
+    name, link, _ = name.partition(_LINK)
+    return (PurePath(name).suffix.lower() or "without a suffix") + link
 
 
 def _walk(folder: Path, left_out: Counter[str]) -> Iterator[tuple[PurePath, Path]]:
@@ -111,6 +116,7 @@ def iterate_tar(file: Any, start: int = 0, folder: str = "") -> Iterator[tuple[s
     spans: dict[str, tuple[int, int]] = {}
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
+            hidden = any(map(is_hidden, PurePosixPath(member.name).parts))
             if member.islnk() and member.linkname in spans:  # GNU tar writes a file with two names once
                 member.offset_data, member.size = spans[member.linkname]
             elif member.issym():
@@ -118,7 +124,7 @@ def iterate_tar(file: Any, start: int = 0, folder: str = "") -> Iterator[tuple[s
             elif not member.isreg():
                 continue
             spans[member.name] = member.offset_data, member.size
-            if any(map(is_hidden, PurePosixPath(member.name).parts)):
+            if hidden:
                 continue
             name, offset = folder + member.name, start + member.offset_data
             if name.lower().endswith(".tar"):

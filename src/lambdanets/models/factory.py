@@ -67,8 +67,9 @@ def create_model(
     if isinstance(pretrained, str | os.PathLike):
         source = find_weights(pretrained)
         weights, metadata = read_weights(source.file)
-        card = json.loads(metadata.get("lambdanets", "{}"))
-        if card.get("task") == "classification" and card["model"] == full_name:
+        text = metadata.get("lambdanets")  # a pickle of other code may have anything
+        card = json.loads(text) if isinstance(text, str) else {}
+        if card.get("task") == "classification" and card.get("model") == full_name:
             check_architecture(name, card["model_options"])
             overrides = {"in_chans": card["preprocessing"]["channels"]} | card["model_options"] | overrides
             num_trained_classes = len(card["classes"])

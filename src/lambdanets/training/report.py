@@ -20,7 +20,7 @@ def write_findings(task: Task, folder: Path) -> None:
     path = folder / FINDINGS
     if any(task.findings.values()):
         write_json(path, task.findings)
-        echo(f"all dropped annotations: {path}", file=sys.stderr)
+        echo(f"annotations with problems: {path}", file=sys.stderr)
     else:
         path.unlink(missing_ok=True)
 

@@ -80,7 +80,7 @@ def test_dropped_annotations_are_reported_and_listed_also_after_resuming(tiny, t
     assert json.loads(path.read_bytes()) == expected
     output = capsys.readouterr().err
     assert f"training: {problem} (7 ids: 900, " in output
-    assert f"all dropped annotations: {path}\n" in output
+    assert f"annotations with problems: {path}\n" in output
     path.unlink()
     assert resume(folder)["dropped"] == {"training": {problem: 7}, "validation": {problem: 1, crowd: 1}}
     assert json.loads(path.read_bytes()) == expected

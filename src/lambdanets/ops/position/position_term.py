@@ -115,6 +115,9 @@ def derive(tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]) -> tuple[A
     tensors: these five; g is needed for gradients, but not for the output, the derivative with respect to g.
     """
     if torch._C._are_functorch_transforms_active():  # vmap and jvp need another kind of function, which is slower
+        transforms = [each.key() for each in torch._C._functorch.get_interpreter_stack() or ()]
+        if transforms.count(torch._C._functorch.TransformType.Jvp) > 1:  # the products of its jvp have no tangents
+            raise NotImplementedError("jvp of a jvp is not supported; use jvp of vjp, such as torch.func.hessian")
         return TransformableInteraction.apply(*tensors, plan, needs)
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return Interaction.apply(*tensors, plan, needs)
