@@ -67,8 +67,7 @@ def create_model(
     if isinstance(pretrained, str | os.PathLike):
         source = find_weights(pretrained)
         weights, metadata = read_weights(source.file)
-        text = metadata.get("lambdanets")  # a pickle of other code may have anything
-        card = json.loads(text) if isinstance(text, str) else {}
+        card = json.loads(text) if isinstance(text := metadata.get("lambdanets"), str) else {}  # not of other code
         if card.get("task") == "classification" and card.get("model") == full_name:
             check_architecture(name, card["model_options"])
             overrides = {"in_chans": card["preprocessing"]["channels"]} | card["model_options"] | overrides
