@@ -103,8 +103,8 @@ def parse_train_command(arguments: list[str]) -> tuple[str, TrainOptions, Any]:
         recipe = read_recipe(Path(resumed) / RECIPE)
     elif "--quicktest" in words:
         of_digits = ("training_images", "validation_share") if "--data" in words else ()
-        fields = {field for field in QUICKTEST if hasattr(recipe, field)}.difference(of_digits)
-        recipe = replace(recipe, **{field: QUICKTEST[field] for field in fields})
+        fields = {name: value for name, value in QUICKTEST.items() if hasattr(recipe, name) and name not in of_digits}
+        recipe = replace(recipe, **fields)
     recipe = extended_recipe(recipe, [word.removeprefix("--").replace("-", "_") for word in words])
     parse = partial(
         parse_with_recipe,

@@ -16,7 +16,6 @@ from lambdanets.data.images import FORMATS
 from lambdanets.errors import InputError, first_few, one_line
 from lambdanets.files import is_hidden, is_output, open_regular
 
-_LINK = " as a link; write the tar with --dereference"  # end of the name of a symbolic link, so that it is left out
 _PADDING = 2**20  # bytes after the end-of-archive block that must be zero; GNU tar writes up to 10,240
 
 
@@ -71,14 +70,9 @@ def list_files(
     """
     left_out = Counter[str]()
     files: Sequence[tuple[PurePath, Path | TarMember]]
-    files = sorted(_walk(source, left_out)) if source.is_dir() else files_in_tar(source)
-    left_out.update(_kind(path.name) for path, _ in files if not accepts(path.name))
+    files = sorted(_walk(source, left_out)) if source.is_dir() else files_in_tar(source, left_out)
+    left_out.update(path.suffix.lower() or "without a suffix" for path, _ in files if not accepts(path.name))
     return [(path, file) for path, file in files if accepts(path.name)], left_out
-
-
-def _kind(name: str) -> str:
-    name, link, _ = name.partition(_LINK)
-    return (PurePath(name).suffix.lower() or "without a suffix") + link
 
 
 def _walk(folder: Path, left_out: Counter[str]) -> Iterator[tuple[PurePath, Path]]:
@@ -104,23 +98,26 @@ def _is_circular(folder: Path, root: Path) -> bool:
     return folder.is_symlink() and any(each.resolve().is_relative_to(folder.resolve()) for each in above)
 
 
-def iterate_tar(file: Any, start: int = 0, folder: str = "") -> Iterator[tuple[str, int, int]]:
+def iterate_tar(
+    file: Any, left_out: Counter[str] | None = None, start: int = 0, folder: str = ""
+) -> Iterator[tuple[str, int, int]]:
     """Yield name, offset and length of each file in an uncompressed tar and its nested tars, from the headers.
 
-    file: the tar, a binary file. start, folder: the offset of a nested tar, and what its names begin with.
+    file: the tar, a binary file. left_out: counts symbolic links, which are skipped. start, folder: the offset of a
+    nested tar, and what its names begin with.
 
-    Hidden files are left out; names of symbolic links end in _LINK. Raises tarfile.TarError if the tar is incomplete. A
-    missing end-of-archive block is an error, because the tar may be truncated between two members; GNU tar, tarfile and
-    webdataset all write this block. Data after the block is also an error, because readers would ignore it.
+    Hidden files are left out. Raises tarfile.TarError if the tar is incomplete. A missing end-of-archive block is an
+    error, because the tar may be truncated between two members; GNU tar, tarfile and webdataset all write this block.
+    Data after the block is also an error, because readers would ignore it.
     """
     spans: dict[str, tuple[int, int]] = {}
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (member := tar.next()) is not None:
             hidden = any(map(is_hidden, PurePosixPath(member.name).parts))
+            if member.issym() and left_out is not None and not hidden:
+                left_out["as a link (write the tar with --dereference)"] += 1
             if member.islnk() and member.linkname in spans:  # GNU tar writes a file with two names once
                 member.offset_data, member.size = spans[member.linkname]
-            elif member.issym():
-                member.name += _LINK
             elif not member.isreg():
                 continue
             spans[member.name] = member.offset_data, member.size
@@ -128,7 +125,7 @@ def iterate_tar(file: Any, start: int = 0, folder: str = "") -> Iterator[tuple[s
                 continue
             name, offset = folder + member.name, start + member.offset_data
             if name.lower().endswith(".tar"):
-                yield from iterate_tar(tar.extractfile(member), offset, f"{name}/")
+                yield from iterate_tar(tar.extractfile(member), left_out, offset, f"{name}/")
             else:
                 yield name, offset, member.size
         file.seek(tar.offset)  # where tarfile stops, without an error also at a truncated or damaged header
@@ -138,7 +135,7 @@ def iterate_tar(file: Any, start: int = 0, folder: str = "") -> Iterator[tuple[s
         raise tarfile.ReadError(f"it is truncated, damaged or followed by another tar at byte {tar.offset}{advice}")
 
 
-def files_in_tar(tar: Path) -> list[tuple[PurePosixPath, TarMember]]:
+def files_in_tar(tar: Path, left_out: Counter[str]) -> list[tuple[PurePosixPath, TarMember]]:
     """Return path and position of the files of an uncompressed tar and its nested tars, sorted by path.
 
     A nested tar is a folder, whose name has no suffix. Of members with the same name, the last counts. Raises
@@ -147,7 +144,7 @@ def files_in_tar(tar: Path) -> list[tuple[PurePosixPath, TarMember]]:
     open_tar = functools.partial(open_regular, tar)
     with open_tar() as file:
         try:
-            members = {name: TarMember(f"{tar}/{name}", open_tar, *span) for name, *span in iterate_tar(file)}
+            members = {name: TarMember(f"{tar}/{name}", open_tar, *span) for name, *span in iterate_tar(file, left_out)}
         except (OSError, tarfile.TarError) as error:
             raise InputError(f"{tar} must be a complete, uncompressed tar: {one_line(error)}") from error
     return sorted((PurePosixPath(re.sub(r"(?i)\.tar/", "/", name)), member) for name, member in members.items())

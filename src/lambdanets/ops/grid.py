@@ -71,7 +71,6 @@ def plan(
     queries, table, values, _ = tensors
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
-    dilation = min(dilation, max(grid))  # as in `compute_position_term`
     if dilation > 1:
         queries, values, _, grid = undilate(queries, values, None, grid, dilation)
     return make_plan((queries, table, values, None), grid, causal, algorithm)

@@ -9,8 +9,9 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
-# PyTorch 2.11 replaces torch.compiler.is_exporting() by True in every graph that torch.compile traces. This is what
-# torch.compiler.assume_constant_result does, which also imports torch._dynamo, in more than a second.
+# PyTorch 2.11 replaces torch.compiler.is_exporting() by True in every graph that torch.compile traces, unless the
+# function is called as a constant. torch.compiler.assume_constant_result sets only this attribute, but imports
+# torch._dynamo to do so, in more than a second. Later versions (2.14) do not need it, so they may rename it.
 is_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

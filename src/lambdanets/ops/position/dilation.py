@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +13,7 @@ def undilate(
     queries: Tensor, values: Tensor, content: Tensor | None, grid: Sequence[int], dilation: int
 ) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, ...]]:
     """Return the factors of the undilated interaction, and its grid with sides ceil(S / d)."""
+    dilation = _within(grid, dilation)
     if content is not None:
         wide = content.to(accumulation_dtype(content.dtype))  # its gradient is the sum over phases
         content = wide.repeat_interleave(dilation ** len(grid), dim=0)
@@ -21,7 +23,7 @@ def undilate(
 
 def redilate(output: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
     """Return the output (b, h, n, v) of the dilated interaction from that of the undilated one, (b d^D, h, n', v)."""
-    dimensions = len(grid)
+    dimensions, dilation = len(grid), _within(grid, dilation)
     x = output.transpose(1, 2).unflatten(1, _phase_grid(grid, dilation)).unflatten(0, (-1, *(dilation,) * dimensions))
     interleaved = [dim for axis in range(dimensions) for dim in (1 + dimensions + axis, 1 + axis)]
     x = x.permute(0, *interleaved, *range(1 + 2 * dimensions, x.ndim))
@@ -29,6 +31,13 @@ def redilate(output: Tensor, grid: Sequence[int], dilation: int) -> Tensor:
         x = x.flatten(1 + axis, 2 + axis)
     cropped = [size for axis in reversed(range(dimensions)) for size in (0, grid[axis] - x.shape[1 + axis])]
     return F.pad(x, [0, 0, 0, 0, *cropped]).flatten(1, dimensions).transpose(1, 2)
+
+
+def _within(grid: Sequence[int], dilation: int) -> int:
+    """The dilation, at most the largest side, since farther positions are outside of the grid."""
+    if torch.compiler.is_compiling() or any(isinstance(side, torch.SymInt) for side in grid):
+        return dilation  # graphs are the same for all sides
+    return min(dilation, max(grid))
 
 
 def _phase_grid(grid: Sequence[int], dilation: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from lambdanets.errors import InputError
 from lambdanets.ops.position.algorithm import Algorithm, Gradients, NeedsGrad, Prepared, Problem
 from lambdanets.ops.position.choose import Plan, choose
 from lambdanets.ops.position.dilation import redilate, undilate
@@ -50,14 +51,11 @@ def compute_position_term(
     """
     if values.ndim == 3:
         table, values = table.unsqueeze(-1), values.unsqueeze(-1)
-    is_compiling = torch.compiler.is_compiling()
-    if not is_compiling:  # farther positions are outside of the grid; graphs are the same for all sides
-        dilation = min(dilation, max(grid))
     if dilation > 1:
         queries, values, content, phase_grid = undilate(queries, values, content, grid, dilation)
         output = compute_position_term(queries, table, values, content, phase_grid, 1, causal, algorithm)
         return redilate(output, grid, dilation)
-    factors = queries, table, values, content
+    factors, is_compiling = (queries, table, values, content), torch.compiler.is_compiling()
     if torch.jit.is_tracing() or (is_compiling and is_exporting()):
         return interact_in_graph(*factors, grid, causal)
     if is_compiling or (
@@ -116,8 +114,9 @@ def derive(tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]) -> tuple[A
     """
     if torch._C._are_functorch_transforms_active():  # vmap and jvp need another kind of function, which is slower
         transforms = [each.key() for each in torch._C._functorch.get_interpreter_stack() or ()]
-        if transforms.count(torch._C._functorch.TransformType.Jvp) > 1:  # the products of its jvp have no tangents
-            raise NotImplementedError("jvp of a jvp is not supported; use jvp of vjp, such as torch.func.hessian")
+        if transforms.count(torch._C._functorch.TransformType.Jvp) > 1:
+            # within the jvp of any autograd.Function, PyTorch computes no tangents of plain operations
+            raise InputError("the position term must be in at most one jvp, got a jvp of it; use jvp of vjp (hessian)")
         return TransformableInteraction.apply(*tensors, plan, needs)
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return Interaction.apply(*tensors, plan, needs)

@@ -49,7 +49,7 @@ def _tilings(maps: Maps) -> list[Maps]:
 
 def tiles_of_graph(maps: Maps) -> Maps:
     """With the tiles that have the fewest pairs of rows, at most four."""
-    return min(_tilings(maps)[:3], key=lambda tiled: _pairs_of_rows(tiled.rows))
+    return sorted(_tilings(maps)[:3], key=lambda tiled: _pairs_of_rows(tiled.rows))[0]  # min(list, key=) breaks dynamo 2.11
 
 
 def _pairs_of_rows(axis: Axis) -> int:
