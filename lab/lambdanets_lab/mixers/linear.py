@@ -138,19 +138,18 @@ class SoftmaxPerformer(Performer):
 
     For numerical stability, each key feature is divided by its maximum over the positions and the query feature is
     multiplied by it; the features of each query are then divided by their maximum. No exponential overflows, and no
-    denominator is below 1. The authors' code uses one maximum for all keys and adds 1e-4 to each feature, which is a
-    bias that more features do not reduce.
+    denominator is below 1. These factors and exp(-|q'|^2 / 2) cancel in the attention, with their gradients. The
+    authors' code uses one maximum for all keys and adds 1e-4 to each feature, which is a bias that more features do not
+    reduce.
     """
 
     def features(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        queries, keys = self._exponents(queries), self._exponents(keys)
-        maxima = keys.amax(dim=-2, keepdim=True)
+        scale = queries.shape[-1] ** -0.25
+        weights = scale * self.weights.to(queries.dtype).mT
+        queries, keys = queries @ weights, keys @ weights - scale**2 / 2 * keys.square().sum(dim=-1, keepdim=True)
+        maxima = keys.detach().amax(dim=-2, keepdim=True)
         queries = queries + maxima
-        return (queries - queries.amax(dim=-1, keepdim=True)).exp(), (keys - maxima).exp()
-
-    def _exponents(self, x: Tensor) -> Tensor:
-        x = x * x.shape[-1] ** -0.25
-        return x @ self.weights.to(x.dtype).mT - x.square().sum(dim=-1, keepdim=True) / 2
+        return (queries - queries.detach().amax(dim=-1, keepdim=True)).exp(), (keys - maxima).exp()
 
 
 class ReluPerformer(Performer):
