@@ -62,19 +62,19 @@ class RunLog(Callback):
         self._writer: SummaryWriter | None = None  # of TensorBoard, on rank 0
 
     def on_train_start(self, trainer: Trainer, module: TrainingModule) -> None:
-        self._start_clock()  # a run that resumes in the middle of an epoch does not call on_train_epoch_start
         self._sums = self._sums.to(module.device)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()  # of micro-batches that were tried, and of earlier runs
-        if not trainer.is_global_zero:
+        if trainer.is_global_zero:
+            # removes rows that were written after the checkpoint
+            atomic_write(self.path, csv_table([self._columns, *self.rows]).encode())
+            # TensorBoard discards rows that were written after the checkpoint
+            self._writer = SummaryWriter(self.path.with_name("tensorboard"), purge_step=trainer.global_step + 1)
+            total = module.steps_per_epoch * (trainer.max_epochs or 0)
+            self._progress = Progress("training", total, "steps", initial=trainer.global_step)
+        else:
             self._sums.zero_()  # rank 0 has those of all ranks
-            return
-        # removes rows that were written after the checkpoint
-        atomic_write(self.path, csv_table([self._columns, *self.rows]).encode())
-        # TensorBoard discards rows that were written after the checkpoint
-        self._writer = SummaryWriter(self.path.with_name("tensorboard"), purge_step=trainer.global_step + 1)
-        total = module.steps_per_epoch * (trainer.max_epochs or 0)
-        self._progress = Progress("training", total, "steps", initial=trainer.global_step)
+        self.on_train_epoch_start(trainer, module)  # a run that resumes in the middle of an epoch does not call it
 
     def close(self) -> None:
         """End the progress bar and TensorBoard's thread."""
@@ -84,7 +84,7 @@ class RunLog(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._start_clock()
-        self._progress.note("", f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
+        self._progress.set_description_str(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
 
     def _start_clock(self) -> None:
         self._started = time.perf_counter()
