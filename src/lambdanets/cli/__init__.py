@@ -15,7 +15,7 @@ from lambdanets import __version__, signals
 from lambdanets.errors import InputError, check_choice, describe_failure, explain_missing_extras
 from lambdanets.terminal import echo
 
-# Command -> line in the help. `main` in the module of the same name, here or in `lambdanets_lab.cli`, runs it.
+# Command -> line in the help. `main` in its module, here or in `lambdanets_lab.cli`, may return an exit code.
 COMMANDS = {
     "train": "Train a recipe of any task: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
     "evaluate": "Evaluate a model on a labeled set: lambdanets evaluate MODEL [--data DATA].",
@@ -73,4 +73,4 @@ def _run(arguments: list[str]) -> int:
     check_choice("command", command, COMMANDS, ("--help", "--version"))
     module = command.replace("-", "_")
     package = "lambdanets" if importlib.util.find_spec(f"lambdanets.cli.{module}") else "lambdanets_lab"
-    return importlib.import_module(f"{package}.cli.{module}").main(arguments[1:])
+    return importlib.import_module(f"{package}.cli.{module}").main(arguments[1:]) or 0
