@@ -45,8 +45,7 @@ def test_devices_launches_the_command_with_a_run_folder(devices, tmp_path, monke
     assert main(["train", "digits", *devices, "--run", str(tmp_path / "run")]) == 0
     assert launched == [(2, ["train", "digits", *devices, "--run", str(tmp_path / "run")])]
     assert main(["train", "digits", *devices]) == 0
-    assert launched[1][1][:-1] == ["train", "digits", *devices, "--run"]
-    assert launched[1][1][-1].startswith("runs/digits-")
+    assert " ".join(launched[1][1]).startswith(f"train digits {' '.join(devices)} --run runs/digits-")
 
 
 def test_devices_share_the_cores_that_this_process_may_use(monkeypatch):
@@ -118,6 +117,7 @@ ERRORS = [
     ("train --resume classification --run other", "remove the recipe and --run"),
     ("train digits --resume classification", "remove the recipe"),
     ("train --resume PHOTOS --epochs 3", "must be a run folder"),
+    ("train --resume=~/nothing", "lambdanets: /"),
     ("train scattered_digits --run classification", "task must be 'classification', got 'detection'"),
 ]
 

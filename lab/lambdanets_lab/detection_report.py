@@ -11,7 +11,7 @@ from lambdanets.files import RECIPE
 from lambdanets.records import read_json
 from lambdanets.tasks.recipes import DetectionRecipe
 from lambdanets.training.recipe import read_recipe
-from lambdanets.training.report import RESULT
+from lambdanets.training.run import RESULT
 from lambdanets_lab.markdown import format_mean, markdown_table
 from lambdanets_lab.seeds import paired_differences, scores_by_seed
 

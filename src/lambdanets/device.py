@@ -9,15 +9,10 @@ import torch
 from lambdanets.errors import InputError
 
 
-def best_device() -> torch.device:
-    """Return the GPU if there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def resolve_device(device: str | torch.device | None) -> torch.device:
-    """Return the device with this name, by default `best_device()`. Raises InputError if it does not exist."""
+def resolve_device(device: str | torch.device | None = None) -> torch.device:
+    """Return the device with this name, by default the GPU if there is one. Raises InputError if it does not exist."""
     if device is None:
-        return best_device()
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     available = ["cpu", *(["cuda"] if gpus else []), *gpus]
     if str(device) not in available:

@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from lambdanets.signals import check_signals
-from lambdanets.terminal import echo, printable
+from lambdanets.terminal import echo
 
 Item = TypeVar("Item")
 SECONDS_PER_LINE, SECONDS_PER_CHANGE = 30.0, 0.2
 
 
 class Progress(tqdm):
-    """A bar of tqdm without the bar, for names of files that may have control characters.
+    """A bar of tqdm without the bar.
 
     total: number of items. initial: number of items that were done before.
     """
@@ -45,11 +45,9 @@ class Progress(tqdm):
         """Format the line; of slow loops, tqdm writes "2.00s/ images"."""
         return tqdm.format_meter(*args, **options).replace("s/ ", " s/", 1)
 
-    def note(self, note: str, label: str = "") -> None:
-        """Set a text about the current item, and a label."""
-        if label:
-            self.set_description_str(printable(label), refresh=False)
-        self.set_postfix_str(printable(note), refresh=self._is_terminal)
+    def note(self, note: str) -> None:
+        """Set a text about the current item, without control characters."""
+        self.set_postfix_str(note, refresh=self._is_terminal)
 
 
 class _Lines:

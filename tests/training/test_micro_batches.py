@@ -90,6 +90,6 @@ def test_the_logged_memory_of_a_gpu_is_not_that_of_trials(tmp_path, monkeypatch)
     resets = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: resets.append(None))
-    log = RunLog(tmp_path, ClassificationTask)
-    log.on_train_start(SimpleNamespace(is_global_zero=False), SimpleNamespace(device="cpu"))
+    trainer = module = SimpleNamespace(is_global_zero=False, current_epoch=0, max_epochs=1, device="cpu")
+    RunLog(tmp_path, ClassificationTask).on_train_start(trainer, module)
     assert resets == [None]

@@ -13,7 +13,7 @@ from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
 from lambdanets.training.callbacks import METRICS
 from lambdanets.training.distributed import World
-from lambdanets.training.report import RESULT
+from lambdanets.training.run import RESULT
 from lambdanets.work import InUseError, WorkFolder
 from lambdanets_lab.studies.catalog import STUDIES, Variant
 

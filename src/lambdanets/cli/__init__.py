@@ -9,12 +9,13 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lambdanets import __version__, signals
 from lambdanets.errors import InputError, check_choice, describe_failure, explain_missing_extras
 from lambdanets.terminal import echo
 
-# Command -> line in the help. `main` in the module of the same name, here or in `lambdanets_lab.cli`, runs it.
+# Command -> line in the help. `main` in its module, here or in `lambdanets_lab.cli`, may return an exit code.
 COMMANDS = {
     "train": "Train a recipe of any task: lambdanets train [RECIPE] [--OPTION VALUE ...], or train --resume DIR.",
     "evaluate": "Evaluate a model on a labeled set: lambdanets evaluate MODEL [--data DATA].",
@@ -36,6 +37,8 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # Shells expand ~ in "--run ~/x", but not in "--run=~/x", which would make a folder named "~".
+    arguments = [word.replace("=~/", f"={Path.home()}/", 1) if word.startswith("--") else word for word in arguments]
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by >&-; the next file that is opened would get its output
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends
@@ -70,4 +73,4 @@ def _run(arguments: list[str]) -> int:
     check_choice("command", command, COMMANDS, ("--help", "--version"))
     module = command.replace("-", "_")
     package = "lambdanets" if importlib.util.find_spec(f"lambdanets.cli.{module}") else "lambdanets_lab"
-    return importlib.import_module(f"{package}.cli.{module}").main(arguments[1:])
+    return importlib.import_module(f"{package}.cli.{module}").main(arguments[1:]) or 0

@@ -25,8 +25,8 @@ class Adopt:
     """For the name of a model: download its published weights. Otherwise it is initialized randomly."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets adopt` and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets adopt`."""
     options = parse(Adopt, arguments, "adopt")
     WorkFolder(options.out).is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.adoption import adopted_layers
@@ -47,4 +47,3 @@ def main(arguments: list[str]) -> int:
     echo(*(f"{name}: replaced; same outputs" for name in layers))
     commands = "evaluate --data DATA | predict | train --weights"
     echo(f"model folder: {options.out}; load it with lambdanets {commands}, or timm")
-    return 0

@@ -37,8 +37,8 @@ class EvaluateOptions:
     device: Device = None
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets evaluate` and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets evaluate`."""
     options = parse(EvaluateOptions, arguments, "evaluate")
     folder = WorkFolder(options.out) if options.out is not None else None
     if folder is not None:
@@ -61,4 +61,3 @@ def main(arguments: list[str]) -> int:
         if options.out is not None:
             evaluator.write_evaluation(evaluation, options.out)
             echo(f"scores and figures: {options.out}")
-    return 0

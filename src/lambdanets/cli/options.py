@@ -11,9 +11,10 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticUndefined
 
 from lambdanets.errors import InputError, nearest_hint
 from lambdanets.records import first_error
@@ -92,27 +93,26 @@ def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[st
     each field.
     """
     kind: Any = default if isinstance(default, type) else type(default)
-    hints = get_type_hints(kind, include_extras=True)
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = kind.__pydantic_fields__
     positionals: list[str] = []
     for base in reversed(kind.__mro__):
         title = (base.__doc__ or "").partition("\n")[0].rstrip(".")
         group = parser if (parser.description or "").startswith(title) else parser.add_argument_group(title)
-        for field in (fields[name] for name in inspect.get_annotations(base) if name in fields and name not in options):
-            inner, is_optional, metadata = _unwrap(hints[field.name])
-            value = field.default if isinstance(default, type) else getattr(default, field.name)
-            settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(kind, field.name, value)}
+        for name in (name for name in inspect.get_annotations(base) if name in fields and name not in options):
+            field = fields[name]
+            inner, is_optional = _without_none(field.annotation)
+            value = field.default if isinstance(default, type) else getattr(default, name)
+            settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(kind, name, value)}
             is_variadic = get_origin(inner) is dict or (get_origin(inner) is tuple and get_args(inner)[-1] is Ellipsis)
-            if POSITIONAL in metadata:
-                name = field.name.upper()
-                options[field.name] = name, hints[field.name]
-                positionals.append(f"{name}..." if is_variadic else f"[{name}]" if is_optional else name)
+            is_positional = POSITIONAL in field.metadata
+            shown = name.upper() if is_positional else f"--{name.replace('_', '-')}"
+            options[name] = shown, Annotated[field.annotation, None, *field.metadata]  # which needs at least one
+            if is_positional:
+                positionals.append(f"{shown}..." if is_variadic else f"[{shown}]" if is_optional else shown)
                 nargs = "*" if is_variadic else "?" if is_optional else None
-                parser.add_argument(field.name, metavar=name, nargs=nargs, **settings)
+                parser.add_argument(name, metavar=shown, nargs=nargs, **settings)
                 continue
-            name = f"--{field.name.replace('_', '-')}"
-            options[field.name] = name, hints[field.name]
-            settings["required"] = value is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            settings["required"] = isinstance(default, type) and field.is_required()
             if inner is bool:
                 settings["action"] = argparse.BooleanOptionalAction
             elif get_origin(inner) is Literal:
@@ -121,27 +121,21 @@ def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[st
                 settings["nargs"] = "*"
             elif get_origin(inner) is tuple:
                 settings["nargs"] = len(get_args(inner))
-            group.add_argument(name, dest=field.name, **settings)
+            group.add_argument(shown, dest=name, **settings)
     return positionals
 
 
-def _unwrap(kind: Any) -> tuple[Any, bool, tuple[Any, ...]]:
-    """Return a type without None and annotations, whether it may be None, and the annotations."""
-    is_optional, metadata = False, ()
-    while get_origin(kind) is Annotated or NoneType in get_args(kind):
-        if get_origin(kind) is Annotated:
-            kind, *more = get_args(kind)
-            metadata += tuple(more)
-        else:
-            kind, is_optional = next(each for each in get_args(kind) if each is not NoneType), True
-    return kind, is_optional, metadata
+def _without_none(kind: Any) -> tuple[Any, bool]:
+    """Return a type, or the first alternative of one that may be None, and whether it may."""
+    is_optional = NoneType in get_args(kind)
+    return next(each for each in get_args(kind) if each is not NoneType) if is_optional else kind, is_optional
 
 
 def _help(kind: Any, name: str, default: Any) -> str:
     """Return the text below a field, or below that of a base class if it has none, and its default value."""
     fields = (getattr(base, "__pydantic_fields__", {}).get(name) for base in kind.__mro__)
     text = next((field.description for field in fields if field and field.description), "")
-    if default not in (None, "", (), dataclasses.MISSING) and not isinstance(default, dict) and default is not False:
+    if default not in (None, "", (), PydanticUndefined) and not isinstance(default, dict) and default is not False:
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
         text = f"{text} (default: {shown})"
     return " ".join(text.split()).replace("%", "%%")
@@ -149,7 +143,7 @@ def _help(kind: Any, name: str, default: Any) -> str:
 
 def _convert(words: Any, name: str, kind: Any) -> Any:
     """Convert the words of an option to its type. Model options and choices of numbers are read as in Python."""
-    inner, is_optional, _ = _unwrap(kind)
+    inner, is_optional = _without_none(get_args(kind)[0])
     several = words if isinstance(words, list) else [words]
     if "" in several:
         raise InputError(f"{name} must have a value, got ''")

@@ -62,8 +62,8 @@ class PredictOptions:
     device: Device = None
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets predict` and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets predict`."""
     options = parse(PredictOptions, arguments, "predict")
     if (out := options.out) is not None:
         WorkFolder(out, file=_JOURNAL).is_started() if out.is_dir() else check_new_file(out)
@@ -94,7 +94,6 @@ def main(arguments: list[str]) -> int:
         open_journal(path, {"weights": weights.sha256(), **used}) as journal,
     ):
         _predict(predictor, found.paths, journal, out, task_options, reading, batch_size=options.batch_size, **tiles)
-    return 0
 
 
 @contextlib.contextmanager

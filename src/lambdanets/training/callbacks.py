@@ -1,7 +1,10 @@
-"""What a run does after each step and epoch: first it logs, then it writes checkpoints or stops."""
+"""What a run does after each step and epoch: it logs, then it writes checkpoints, from which it resumes, or stops."""
 
+import io
+import json
 import math
 import time
+import zipfile
 from pathlib import Path
 from statistics import fmean, harmonic_mean
 from typing import Any
@@ -10,17 +13,20 @@ import psutil
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.utils.tensorboard import SummaryWriter
 
 from lambdanets import signals
 from lambdanets.data.batches import Batches
 from lambdanets.data.images import check_unreadable
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write
+from lambdanets.models.weights import load_tensors, read_weights
 from lambdanets.progress import Progress
 from lambdanets.terminal import csv_table, echo
 from lambdanets.training.distributed import all_gather_lists
 from lambdanets.training.module import TrainingModule
+from lambdanets.training.recipe import parse_recipe
 from lambdanets.training.task import Task
 
 LAST, BEST = "last.ckpt", "best.ckpt"
@@ -56,19 +62,19 @@ class RunLog(Callback):
         self._writer: SummaryWriter | None = None  # of TensorBoard, on rank 0
 
     def on_train_start(self, trainer: Trainer, module: TrainingModule) -> None:
-        self._start_clock()  # a run that resumes in the middle of an epoch does not call on_train_epoch_start
         self._sums = self._sums.to(module.device)
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()  # of micro-batches that were tried, and of earlier runs
-        if not trainer.is_global_zero:
+        if trainer.is_global_zero:
+            # removes rows that were written after the checkpoint
+            atomic_write(self.path, csv_table([self._columns, *self.rows]).encode())
+            # TensorBoard discards rows that were written after the checkpoint
+            self._writer = SummaryWriter(self.path.with_name("tensorboard"), purge_step=trainer.global_step + 1)
+            total = module.steps_per_epoch * (trainer.max_epochs or 0)
+            self._progress = Progress("training", total, "steps", initial=trainer.global_step)
+        else:
             self._sums.zero_()  # rank 0 has those of all ranks
-            return
-        # removes rows that were written after the checkpoint
-        atomic_write(self.path, csv_table([self._columns, *self.rows]).encode())
-        # TensorBoard discards rows that were written after the checkpoint
-        self._writer = SummaryWriter(self.path.with_name("tensorboard"), purge_step=trainer.global_step + 1)
-        total = module.steps_per_epoch * (trainer.max_epochs or 0)
-        self._progress = Progress("training", total, "steps", initial=trainer.global_step)
+        self.on_train_epoch_start(trainer, module)  # a run that resumes in the middle of an epoch does not call it
 
     def close(self) -> None:
         """End the progress bar and TensorBoard's thread."""
@@ -78,7 +84,7 @@ class RunLog(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, module: TrainingModule) -> None:
         self._start_clock()
-        self._progress.note("", f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
+        self._progress.set_description_str(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}", refresh=False)
 
     def _start_clock(self) -> None:
         self._started = time.perf_counter()
@@ -278,3 +284,42 @@ class Checkpoints(Callback):
         """Return the metric that selects best.ckpt after each epoch; -inf where no image has objects."""
         values = [value for _, value in self.run_log.points("val", self.task.BEST_METRIC)]
         return [-math.inf if math.isnan(value) else value for value in values]
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes checkpoints atomically."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(Path(path), content.getbuffer())
+
+
+def find_resumable(folder: Path, task: Task) -> Path | None:
+    """Return the last checkpoint of a run; None if there is none. The task gets its weights.
+
+    Raises InputError if it is damaged, or from a run of another recipe or on other data.
+    """
+    path = folder / LAST
+    if not path.is_file():
+        return None
+    advice = "remove it to restart the run"
+    if (folder / BEST).is_file():
+        advice = f"replace it by a copy of {BEST} to resume from that epoch, or {advice}"
+    try:
+        tensors, state = read_weights(path)
+        with zipfile.ZipFile(path) as archive:
+            if member := archive.testzip():  # torch.load does not verify checksums
+                raise InputError(f"the checksum of {member} in it is wrong")
+        saved = parse_recipe(json.loads(state["lambdanets"])["recipe"], path)  # of the model card
+        fingerprint = state["callbacks"][Checkpoints.state_key]["data"]
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is damaged: {one_line(error)}; {advice}") from error
+    if saved.identity() != task.recipe.identity():
+        raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
+    if fingerprint != task.fingerprint:
+        raise InputError("the data has changed since the run started (images, file names or classes); start a new run")
+    load_tensors(task.model, tensors, str(path))
+    task.initial_weights = state["initial_weights"]
+    return path

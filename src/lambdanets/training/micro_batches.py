@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from lambdanets.data.batches import Batch
 from lambdanets.data.order import BatchSlice
-from lambdanets.device import best_device, free_memory
+from lambdanets.device import free_memory, resolve_device
 from lambdanets.errors import InputError, is_out_of_memory, one_line
 from lambdanets.terminal import echo, plural
 from lambdanets.training.distributed import World, all_gather_lists
@@ -108,7 +108,7 @@ def choose_micro_batch(task: Task, world: World) -> BatchSlice:
     Raises InputError if the smallest micro-batch does not fit, or if the model cannot be trained on
     the images. Whether a step has enough images for all ranks, `Order` checks.
     """
-    device, ranks, recipe = best_device(), world.world_size, task.recipe
+    device, ranks, recipe = resolve_device(), world.world_size, task.recipe
     trial = Trial(task, device)
     smallest = trial.smallest
     sizes = recipe.step_sizes(len(task.training))

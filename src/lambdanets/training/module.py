@@ -16,7 +16,7 @@ from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from torch import Tensor, nn
 
 from lambdanets.data.order import BatchSlice
-from lambdanets.device import best_device
+from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.training.distributed import all_gather_lists, broadcast_from_rank_zero
 from lambdanets.training.recipe import OPTIMIZERS, TrainingRecipe
@@ -170,7 +170,7 @@ class EMA(WeightAveraging):
     _latest_update_step: int  # of the superclass, which saves it in checkpoints
 
     def __init__(self, decay: float) -> None:
-        super().__init__(best_device(), use_buffers=True)
+        super().__init__(resolve_device(), use_buffers=True)
         self.decay = decay
 
     @torch.no_grad()

@@ -21,25 +21,26 @@ from lambdanets.data.batches import Batches
 from lambdanets.data.datasets import is_timm_name
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import check_readable
-from lambdanets.device import best_device
+from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
+from lambdanets.inference.figures import new_figure, save_figure
 from lambdanets.models.factory import list_models
-from lambdanets.models.weights import load_tensors, packaged_models, read_weights, weights_in
+from lambdanets.models.weights import WEIGHTS, load_tensors, packaged_models, read_weights, save_weights, weights_in
+from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals, uninterrupted
 from lambdanets.terminal import echo, plural
-from lambdanets.training.callbacks import BEST, Checkpoints, Interrupted, RunLog
-from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
+from lambdanets.training.callbacks import BEST, AtomicCheckpointIO, Checkpoints, Interrupted, RunLog, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
 from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
-from lambdanets.training.report import RESULT, finish, write_findings
 from lambdanets.training.task import Task
 from lambdanets.work import WorkFolder
 
+RESULT, FINDINGS = "result.json", "findings.json"
 TIMED_STEPS = 3  # of a dry run
 MAX_IMAGES_ON_CPU = 8  # more do not take less time per image
 
@@ -85,7 +86,7 @@ def dry_run(recipe: TrainingRecipe) -> None:
         recipe, steps, accumulation = task.recipe, training.steps_per_epoch, training.batch_slice.accumulation_steps
         images_per_step = sum(recipe.step_sizes(len(task.training)))
         micro_batch = -(-images_per_step // (world.world_size * accumulation))
-        device = best_device()
+        device = resolve_device()
         size = micro_batch if device.type == "cuda" else min(micro_batch, MAX_IMAGES_ON_CPU)
         trial = Trial(task, device)
         trial.step(size)  # the first one prepares kernels
@@ -174,7 +175,7 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
     Its weights are from the newest checkpoint in the run folder, else the recipe's initial weights, else random.
     """
     needs_gpu = recipe.precision == "16-mixed" or (recipe.sync_batch_norm and world.world_size > 1)
-    if needs_gpu and best_device().type == "cpu":
+    if needs_gpu and resolve_device().type == "cpu":
         raise InputError("precision 16-mixed and sync_batch_norm need a GPU, but PyTorch finds none")
     task = task_class(recipe)(recipe)
     if (count := len(task.validation)) < (ranks := world.world_size):
@@ -200,7 +201,7 @@ def describe(task: Task) -> None:
 
 
 def _mistakes(recipe: TrainingRecipe, num_images: int) -> Iterator[str]:
-    on_avx2 = best_device().type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    on_avx2 = resolve_device().type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
     if recipe.precision == "bf16-mixed" and on_avx2:
         yield "precision bf16-mixed is several times as slow as 32-true on a processor without AVX-512"
     if recipe.epochs <= recipe.warmup_epochs:
@@ -296,3 +297,66 @@ def _ddp_strategy(model: str) -> DDPStrategy:
     # timm's networks may compute stages whose features are not used, and DDP would wait for their gradients
     may_have_unused = model not in list_models()
     return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=keep_buckets or may_have_unused)
+
+
+def write_findings(task: Task, folder: Path) -> None:
+    """Write what was found in the data, such as the ids of dropped annotations, to findings.json."""
+    path = folder / FINDINGS
+    if any(task.findings.values()):
+        write_json(path, task.findings)
+        echo(f"annotations with problems: {path}", file=sys.stderr)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> None:
+    """Evaluate the trained model; write the weights, the figures and, last, result.json."""
+    task.model.to(resolve_device()).eval()  # Lightning moves the model to the CPU at the end
+    recipe, evaluator = task.recipe, task.evaluator(task.validation if task.test is None else task.test)
+    batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size
+    evaluation = evaluator.evaluate(batch_size=batch_size, workers=recipe.workers)
+    evaluator.draw(evaluation, folder)
+    save_weights(folder / WEIGHTS, task.model, task.card().without_paths().to_json())
+    draw_curves(log, folder / "curves.png")
+    fields = dict(evaluation.scores)
+    if task.test is not None:
+        values = [value for _, value in log.points("val", task.BEST_METRIC)]
+        fields[f"held_out_{task.BEST_METRIC}"] = max(values) if task.patience else values[-1]
+    steps, epochs = log.rows[-1][:2]
+    first, *others = recipe.step_sizes(len(task.training))
+    images = min(steps * first, epochs * len(task.training)) + steps * sum(others)  # the last step may be smaller
+    result = {
+        "seconds": round(seconds, 2),
+        "images_per_second": round(images / seconds, 1) if seconds else 0.0,
+        "parameters": sum(parameter.numel() for parameter in task.model.parameters()),
+        "model_name": recipe.model,
+        "data": task.source,
+        "training_images": len(task.training),
+        "epochs": epochs,
+        "processes": processes,
+        "micro_batch": recipe.micro_batch,
+        "recipe": recipe.identity(),
+        "initial_weights": task.initial_weights,
+        "summary": evaluation.lines,
+        "unreadable": sorted(log.unreadable | set(evaluation.unreadable)),
+        **fields,
+        **task.provenance(),
+        **provenance(),
+    }
+    write_json(folder / RESULT, result, 2)
+
+
+def draw_curves(log: RunLog, path: Path) -> None:
+    """Plot each metric in training and in validation against the step."""
+    columns = min(len(log.metrics), 4)
+    rows = -(-len(log.metrics) // columns)
+    figure = new_figure(4.5 * columns, 3.4 * rows)
+    for number, name in enumerate(log.metrics, 1):
+        axis = figure.add_subplot(rows, columns, number)
+        for split, color, marker in (("train", "#94a3b8", None), ("val", "#1d4ed8", "o")):
+            if points := log.points(split, name):
+                axis.plot(*zip(*points, strict=True), color=color, label=split, marker=marker, markersize=3)
+                axis.legend()
+        axis.set(xlabel="step", title=name)
+        axis.grid(alpha=0.3)
+    save_figure(figure, path)
