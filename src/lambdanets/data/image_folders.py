@@ -25,6 +25,7 @@ _WORD = re.compile(
     "|".join(f"(?P<{role}>{_NEUTRAL}?(?:{words}){_NEUTRAL}?)" for role, words in _ROLES.items())
     + f"|(?P<neutral>{_NEUTRAL}+)"
 )
+_IMAGES = re.compile(r"(jpe?g)?_?(images?|imgs?)", re.IGNORECASE)
 
 
 class Name(NamedTuple):
@@ -147,8 +148,10 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> list[_Fo
 def _check_classes(root: _Folder, source: str) -> None:
     """Raise InputError if class folders may be splits, because they have the same folders, or whole data sets.
 
-    Archives often have a second copy of a data set in a folder next to its class folders.
+    Archives often have a second copy of a data set in a folder next to its class folders, or masks next to images.
     """
+    if len(root.folders) > 1 and any(map(_IMAGES.fullmatch, root.folders)):
+        raise _ambiguous(root, source)
     for folder in chain.from_iterable(folder.walk() for folder in root.folders.values()):
         if _split_names(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
             raise _ambiguous(folder, source)
