@@ -78,7 +78,7 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, t
         if name.endswith(failing):
             raise RuntimeError("the disk is gone")
 
-    monkeypatch.setattr(module, "check_readable", lambda *arguments: None)
+    monkeypatch.setattr(module, "first_readable", lambda *arguments: None)
     with monkeypatch.context() as patch:
         patch.setattr(module, "read_image", fail)
         with pytest.raises(RuntimeError, match="the disk is gone"):
