@@ -107,7 +107,7 @@ def test_predict_writes_and_prints_a_result_for_each_readable_image(task, runs, 
     out = tmp_path / OUT[task]
     succeed("predict", runs[task], photos, "--out", out, "--device", "cpu", *SCORE[task])
     output = capsys.readouterr()
-    readable = [path for path in find_images([str(photos)]).paths if path.name != "text.png"]
+    readable = [path for path in find_images([str(photos)])[0] if path.name != "text.png"]
     assert len(output.out.splitlines()) == len(readable) + 1
     CHECKS[task](out, readable, output.out.splitlines())
     assert "skipped 1 unreadable image:\n" in output.err

@@ -19,9 +19,9 @@ from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
 from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import (
     UnreadableImage,
-    check_readable,
     check_unreadable,
     describe_error,
+    first_readable,
     open_image,
     read_image,
 )
@@ -90,7 +90,7 @@ def write_shards(
     folder.is_started()
     for name, split in splits.items():
         load = partial(_read, split, check=check_images)
-        check_readable(load, len(split.keys), "training" if name == "train" else name, max_unreadable)
+        first_readable(load, range(len(split.keys)), "training" if name == "train" else name, max_unreadable)
     with folder.open():
         write_json(out / _OPTIONS, options)
         shards, unreadable = _write_all(splits, out, check_images, threads, max_unreadable)

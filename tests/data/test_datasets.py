@@ -70,6 +70,7 @@ def test_data_that_are_missing_or_without_classes_are_refused(tmp_path: Path, mo
         "all.tar.gz": r"a folder, an uncompressed \.tar or a timm dataset, got 'all\.tar\.gz'$",
         "one": "got only 'cat'",
         "rare": "got 1 of 'rare'",
+        "torch/mnist": "data_root must be the folder that contains 'torch/mnist', got None",
     }.items():
         with pytest.raises(InputError, match=message):
             open_splits(data)
@@ -119,11 +120,6 @@ def test_error_names_the_missing_package(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delitem(sys.modules, "timm.data.readers.reader_hfds", raising=False)
     with pytest.raises(InputError, match=r"timm cannot open .* 'hfds/x' .* datasets"):
         open_splits("hfds/x", root=str(tmp_path))
-
-
-def test_rejects_a_torchvision_set_without_data_root() -> None:
-    with pytest.raises(InputError, match="data_root must be the folder that contains 'torch/mnist', got None"):
-        open_splits("torch/mnist")
 
 
 class Reader:

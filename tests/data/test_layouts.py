@@ -98,6 +98,7 @@ def test_what_is_not_used_is_counted(
         ("cat|dog/.jpg pets/pets/cat|dog/.jpg", "cat, dog"),
         ("train|val/cat|dog/left|right/.jpg", "cat, dog"),
         ("a|b/train|test/.jpg", "test, train"),
+        ("train|val/JPEGImages|masks/.jpg", "JPEGImages, masks"),
     ],
 )
 def test_folders_that_may_be_splits_or_classes_are_refused(

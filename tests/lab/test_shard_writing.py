@@ -52,7 +52,7 @@ def test_images_in_memory_are_written_as_png_in_similar_shards(tmp_path):
 
 
 def test_a_list_of_images_is_written_without_classes(two_classes, tmp_path):
-    write_shards(find_images([str(two_classes)]).paths, tmp_path / "out", images_per_shard=7)
+    write_shards(find_images([str(two_classes)])[0], tmp_path / "out", images_per_shard=7)
     splits = open_shards(str(tmp_path / "out"))
     assert (list(splits), splits["train"].classes) == (["train"], ())
     assert splits["train"].labels.tolist() == [splits["train"].load(0)[1]] * 20 == [UNLABELED] * 20
@@ -78,7 +78,7 @@ def test_failed_writing_resumes_without_rewriting_finished_shards(two_classes, t
         if name.endswith(failing):
             raise RuntimeError("the disk is gone")
 
-    monkeypatch.setattr(module, "check_readable", lambda *arguments: None)
+    monkeypatch.setattr(module, "first_readable", lambda *arguments: None)
     with monkeypatch.context() as patch:
         patch.setattr(module, "read_image", fail)
         with pytest.raises(RuntimeError, match="the disk is gone"):

@@ -68,8 +68,8 @@ def _write(options: Shard, out: Path, threads: int) -> int:
     from lambdanets_lab.shards import write_shards
 
     if options.unlabeled:
-        found = find_images([options.data])
-        echo(describe_left_out(found.left_out))
+        paths, left_out = find_images([options.data])
+        echo(describe_left_out(left_out))
     else:
         splits = open_splits(
             options.data, root=options.data_root, validation_share=options.validation_share, seed=options.seed
@@ -78,7 +78,7 @@ def _write(options: Shard, out: Path, threads: int) -> int:
     started = time.monotonic()
     with resumable("finished shards are kept; run the same command to resume"):
         written = write_shards(
-            found.paths if options.unlabeled else splits,
+            paths if options.unlabeled else splits,
             out,
             images_per_shard=options.images_per_shard,
             threads=threads,

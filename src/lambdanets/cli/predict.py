@@ -79,13 +79,13 @@ def main(arguments: list[str]) -> None:
     predictor: Any = load(weights, device=options.device)
     card, defaults = predictor.card, predictor.command_options
     task_options = {**defaults, **options_of_task(options, _OF_SOME_TASKS, defaults, card.task)}
-    found = find_images(options.images, predictor.accepts)
-    if found.left_out:
-        echo(describe_left_out(found.left_out), file=sys.stderr)
+    paths, left_out = find_images(options.images, predictor.accepts)
+    if left_out:
+        echo(describe_left_out(left_out), file=sys.stderr)
     stretch = card.stretch if options.stretch is None else options.stretch == "on"
     reading = {"channel": options.channel, "stretch": stretch}
     tiles = {"tile_size": predictor.tile_side(options.tile_size)} if "tile_size" in defaults else {}
-    images_hash = hashlib.sha256("\n".join(map(str, found.paths)).encode("utf-8", "surrogateescape")).hexdigest()
+    images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
     used = {**task_options, **reading, "tile_size": tiles.get("tile_size") or None, "images": images_hash}
     out = out or Path(predictor.default_out)
     with (
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> None:
         resumable(f"finished images are saved in {path}; run the same command to resume", path),
         open_journal(path, {"weights": weights.sha256(), **used}) as journal,
     ):
-        _predict(predictor, found.paths, journal, out, task_options, reading, batch_size=options.batch_size, **tiles)
+        _predict(predictor, paths, journal, out, task_options, reading, batch_size=options.batch_size, **tiles)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ _WORD = re.compile(
     "|".join(f"(?P<{role}>{_NEUTRAL}?(?:{words}){_NEUTRAL}?)" for role, words in _ROLES.items())
     + f"|(?P<neutral>{_NEUTRAL}+)"
 )
+_IMAGES = re.compile(r"(jpe?g)?_?(images?|imgs?)", re.IGNORECASE)
 
 
 class Name(NamedTuple):
@@ -90,7 +91,7 @@ def find_splits(
         got = "images outside class folders" if data.files else f"no images ({describe_left_out(left_out)})"
         raise InputError(f"'{source}' must have one sub-folder of images per class, got {got}")
     unused = Counter[str]()
-    folders = _find_splits(root, source, unused) or [root]
+    folders = _find_splits(root, source, unused)
     _check_classes(folders[0], source)
     train, *validation = (_make_set(folder, source) for folder in folders)
     outside = len(data.files) - sum(map(len, (train, *validation))) - unused.total()
@@ -119,17 +120,10 @@ def _split_names(folder: _Folder) -> list[dict[str, list[str]]]:
 
 
 def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> list[_Folder]:
-    """Return the training and, if there is one, the validation split in a folder; none if it has no splits."""
+    """Return the training and, if there is one, the validation split in a folder; itself if it has no splits."""
     groups = _split_names(root)
-    if len(groups) > 1:
-        raise _ambiguous(root, source)
     if not groups:
-        names = {parse_name(name) for name in root.folders}
-        if len(names) > 1 and all(name.role for name in names) and len({name.rest for name in names}) == 1:
-            raise _ambiguous(root, source)
-        if any(_enter(root.folders[name]).folders for name in root.folders if parse_name(name) == Name(TRAIN, ())):
-            raise _ambiguous(root, source)
-        return []
+        return [root]
     entered = {name: _enter(root.folders[name]) for name in chain.from_iterable(groups[0].values())}
     trains = [name for name in groups[0][TRAIN] if len(entered[name].folders) > 1]
     classes = {name for train in trains for name in entered[train].folders}
@@ -137,7 +131,7 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> list[_Fo
     labeled = [name for name in entered if len(entered[name].folders) > 1 or entered[name].folders.keys() & classes]
     validation = [[name for name in groups[0].get(role, ()) if name in labeled] for role in (VALIDATION, TEST)]
     used = trains + (validation[0] or validation[1])
-    if len(trains) != 1 or len(used) > 2:
+    if len(groups) > 1 or len(trains) != 1 or len(used) > 2:
         raise _ambiguous(root, source)
     for name in root.folders.keys() - used:
         left_out[f"in {name}, which is not used"] += len(root.folders[name].files)
@@ -145,19 +139,23 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> list[_Fo
 
 
 def _check_classes(root: _Folder, source: str) -> None:
-    """Raise InputError if class folders may be splits, because they have the same folders, or whole data sets.
+    """Raise InputError if class folders may be splits, by name or because they have the same folders, or data sets.
 
-    Archives often have a second copy of a data set in a folder next to its class folders.
+    Archives often have a second copy of a data set in a folder next to its class folders, or masks next to images.
     """
+    names = {name: parse_name(name) for name in root.folders}
+    are_splits = len({*names.values()}) > 1 and all(name.role for name in names.values())
+    are_splits &= len({name.rest for name in names.values()}) == 1
+    has_train = any(names[name] == Name(TRAIN, ()) and _enter(folder).folders for name, folder in root.folders.items())
+    if are_splits or has_train or (len(names) > 1 and any(map(_IMAGES.fullmatch, names))):
+        raise _ambiguous(root, source)
     for folder in chain.from_iterable(folder.walk() for folder in root.folders.values()):
         if _split_names(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
             raise _ambiguous(folder, source)
     inner = [set(_enter(folder).folders) for folder in root.folders.values() if not folder.has_images]
-    inner = [names for names in inner if names]
-    if len(inner) > 1:
-        common, union = set.intersection(*inner), set.union(*inner)
-        if len(union) > 1 and 2 * len(common) >= len(union):
-            raise _ambiguous(root, source)
+    inner = [folders for folders in inner if folders]
+    if len(inner) > 1 and 2 * len(set.intersection(*inner)) >= len(set.union(*inner)) > 1:
+        raise _ambiguous(root, source)
 
 
 def _ambiguous(root: _Folder, source: str) -> InputError:

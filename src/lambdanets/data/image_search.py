@@ -37,13 +37,6 @@ class TarMember(NamedTuple):
             return io.BytesIO(tar.read(self.length))
 
 
-class FoundImages(NamedTuple):
-    """Image files, and the number of other files and folders, which are left out, by reason."""
-
-    paths: list[Path]
-    left_out: Counter[str]
-
-
 @functools.cache
 def image_suffixes() -> frozenset[str]:
     """The file name suffixes of the formats that are read, in lower case, with the dot."""
@@ -150,11 +143,13 @@ def files_in_tar(tar: Path, left_out: Counter[str]) -> list[tuple[PurePosixPath,
     return sorted((PurePosixPath(re.sub(r"(?i)\.tar/", "/", name)), member) for name, member in members.items())
 
 
-def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image_name) -> FoundImages:
+def find_images(
+    inputs: Sequence[str], accepts: Callable[[str], bool] = is_image_name
+) -> tuple[list[Path], Counter[str]]:
     """List the image files of paths and folders (see `list_files`) in the order of the inputs, without duplicates.
 
-    The path of a file may have any suffix. Raises InputError for an input that is missing or an empty folder, and if
-    the inputs have no images.
+    The path of a file may have any suffix. Returns also the number of files that are left out, by reason. Raises
+    InputError for an input that is missing or an empty folder, and if the inputs have no images.
     """
     paths: dict[str, Path] = {}
     left_out = Counter[str]()
@@ -173,7 +168,7 @@ def find_images(inputs: Sequence[str], accepts: Callable[[str], bool] = is_image
     if inputs and not paths:
         got = f"none; {describe_left_out(left_out)}"
         raise InputError(f"'{first_few(inputs)}' must be an image or a folder of images, and has {got}")
-    return FoundImages([*paths.values()], left_out)
+    return [*paths.values()], left_out
 
 
 def describe_classes(classes: Sequence[str]) -> str:

@@ -114,8 +114,8 @@ def open_image(source: Any) -> AbstractContextManager[Any]:
     return source.open() if hasattr(source, "open") else nullcontext(source)
 
 
-def check_readable(load: Callable[[int], Any], count: int, split: str, max_unreadable: int) -> None:
-    """Load the first of `count` images until one can be read. Called before output is written.
+def first_readable(load: Callable[[int], Any], indices: Sequence[int], split: str, max_unreadable: int) -> Any:
+    """Load images until one can be read, and return it. Called before output is written.
 
     load: loads the image at an index, or raises UnreadableImage.
     split: name of the set in messages.
@@ -123,14 +123,13 @@ def check_readable(load: Callable[[int], Any], count: int, split: str, max_unrea
     Raises InputError if no image can be read, or none of the first max_unreadable + 1.
     """
     unreadable: list[str] = []
-    for index in range(count):
+    for index in indices:
         try:
-            load(index)
-            return
+            return load(index)
         except UnreadableImage as error:
             unreadable.append(f"{error.path}: {error.reason}")
             check_unreadable(unreadable, max_unreadable)
-    raise InputError(f"none of the {count} {split} images can be read: {'; '.join(unreadable[:3])}; repair them")
+    raise InputError(f"none of the {len(indices)} {split} images can be read: {'; '.join(unreadable[:3])}; repair them")
 
 
 def check_unreadable(messages: Sequence[str], limit: int) -> None:

@@ -15,11 +15,11 @@ from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import Target, image_to_tensor
 from lambdanets.data.coco.segmentations import masks_api
+from lambdanets.data.images import first_readable
 from lambdanets.inference.coco_scores import METRICS
 from lambdanets.models.mask_rcnn import MaskRCNN
 from lambdanets.tasks.coco import CocoTask
 from lambdanets.tasks.recipes import DetectionRecipe
-from lambdanets.training.task import first_readable
 
 # Names of the losses in torchvision, and in metrics.csv.
 LOSS_NAMES = {
@@ -108,7 +108,7 @@ class DetectionTask(CocoTask):
         """
         images = self.training.images
         indices = sorted(range(len(images)), key=lambda index: -len(images[index].objects))
-        image, target = first_readable(batches, indices)
+        image, target = first_readable(batches.load, indices, "training", self.recipe.max_unreadable)
         size = max(self.recipe.image_size, *image.shape[1:])
         padding = (0, size - image.shape[2], 0, size - image.shape[1])
         count = len(target["labels"])

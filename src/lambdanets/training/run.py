@@ -20,7 +20,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lambdanets.data.batches import Batches
 from lambdanets.data.datasets import is_timm_name
 from lambdanets.data.image_search import describe_classes, describe_left_out
-from lambdanets.data.images import check_readable
+from lambdanets.data.images import first_readable
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.files import RECIPE
@@ -184,7 +184,7 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
         echo(*(f"{name}: {line}" for name, found in task.findings.items() for line in found.lines()), file=sys.stderr)
     for split in ("training", "validation", "test"):
         if (images := getattr(task, split)) is not None:
-            check_readable(images.load, len(images), split, recipe.max_unreadable)
+            first_readable(images.load, range(len(images)), split, recipe.max_unreadable)
     seed_everything(recipe.seed, verbose=False)
     task.model = build_model(recipe, len(task.classes))
     task.checkpoint = find_resumable(folder / "checkpoints", task) if folder is not None else None

@@ -1,8 +1,7 @@
 """The interface that a task, such as classification or detection, implements for the training loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -10,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from lambdanets.data.batches import Batches
-from lambdanets.data.images import UnreadableImage
+from lambdanets.data.images import first_readable
 from lambdanets.data.order import BatchSlice
 from lambdanets.inference.model_card import ModelCard, make_card
 from lambdanets.inference.predictor import Predictor
@@ -71,7 +70,7 @@ class Task(ABC):
 
     def largest_example(self, batches: Batches) -> Any:
         """Return the loaded training image that needs the most memory, or another where all need the same."""
-        return first_readable(batches, range(len(self.training)))
+        return first_readable(batches.load, range(len(self.training)), "training", self.recipe.max_unreadable)
 
     def num_images(self, batch: Any) -> int:
         """Return the number of images of a batch that can be trained on; 0 if batch norm needs more than one image."""
@@ -93,11 +92,3 @@ class Task(ABC):
     def provenance(self) -> dict[str, Any]:
         """Return the fields of result.json about the data."""
         return {}
-
-
-def first_readable(batches: Batches, indices: Iterable[int]) -> Any:
-    """Return the first of the images that can be read, and its target; `check_readable` has found one."""
-    for index in indices:
-        with suppress(UnreadableImage):
-            return batches.load(index)
-    return None

@@ -93,6 +93,8 @@ def test_a_box_that_its_mask_contradicts_is_replaced_and_counted(tmp_path: Path,
     assert line.startswith("boxes replaced")
     assert line.endswith("(1 id: 9)")
     assert not parsed.problems.left_out
+    rows = [annotation(number, bbox=each) for number, each in enumerate((bbox, bbox, [0, 0, 8, 9]))]
+    assert {obj.box for obj in read(tmp_path, *rows).images[0].objects} == {(2, 3, 8, 9)}
 
 
 def test_boxes_are_clipped_to_the_image(tmp_path: Path) -> None:

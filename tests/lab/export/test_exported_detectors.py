@@ -23,7 +23,7 @@ pytest.importorskip("onnxscript", reason="onnxscript is not installed")
 
 @pytest.fixture
 def scattered_digits(exported_detector):
-    return [image_to_tensor(read_image(path))[None] for path in find_images([str(exported_detector.images)]).paths]
+    return [image_to_tensor(read_image(path))[None] for path in find_images([str(exported_detector.images)])[0]]
 
 
 def assert_same_objects(exported, images):
