@@ -5,7 +5,6 @@ resnetrs50 to resnetrs420.
 """
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, get_pretrained_cfg, register_model
@@ -26,6 +25,7 @@ from lambdanets.models.lambda_resnet import (
     ResNetBase,
     default_cfg,
     parse_pattern,
+    register,
 )
 from lambdanets_lab.mixers import MIXERS, option_names
 from lambdanets_lab.mixers.channel import squeeze_excitation
@@ -125,17 +125,5 @@ def _build(
     return build_model_with_cfg(MixerResNet, name, pretrained, **arguments)
 
 
-def _register_plain(depth: int) -> Callable[..., nn.Module]:
-    name = f"resnetrs{depth}_plain"
-
-    def create(pretrained: bool = False, **overrides: Any) -> nn.Module:
-        arguments = RESNET_RS | {"layers": LAMBDA_RESNET_BLOCKS[depth][0]}
-        return build_model_with_cfg(ResNet, name, pretrained, **arguments | overrides)
-
-    create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"ResNet-RS-{depth} without squeeze-and-excitation; overrides are arguments of timm's ResNet."
-    return register_model(create)
-
-
-for _depth in LAMBDA_RESNET_BLOCKS:
-    _register_plain(_depth)
+for _depth, (_layers, _) in LAMBDA_RESNET_BLOCKS.items():  # without squeeze-and-excitation
+    register(__name__, ResNet, f"resnetrs{_depth}_plain", RESNET_RS | {"layers": _layers})
