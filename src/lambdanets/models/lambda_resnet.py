@@ -204,5 +204,6 @@ def resnet50_lambda(pretrained: bool = False, pattern: str = "LLLL", **overrides
 
     Raises ValueError unless the pattern has four letters C or L.
     """
-    arguments = RESNET_50 | {"lambda_blocks": parse_pattern(pattern, RESNET_50["layers"])}
-    return build_model_with_cfg(LambdaResNet, "resnet50_lambda", pretrained, **arguments | overrides)
+    arguments = RESNET_50 | overrides
+    arguments = {"lambda_blocks": parse_pattern(pattern, arguments["layers"])} | arguments
+    return build_model_with_cfg(LambdaResNet, "resnet50_lambda", pretrained, **arguments)
