@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +69,7 @@ def _case(
         if smaller and (seconds := summarize(smaller[-1].seconds).median) > options.seconds / 4:
             reason = f"takes {seconds:.1f} s for n = {smaller[-1].sizes['n']}"
             raise Skipped(f"{reason}, more than a quarter of --seconds {options.seconds:g}")
-        function = attend if candidate == ATTENTION else functools.partial(interact, candidate)
+        function: Callable[..., Tensor] = attend if candidate == ATTENTION else functools.partial(interact, candidate)
         *factors, grad_output = inputs()
         factors = [factor.requires_grad_(training) for factor in factors]
         return Prepared(function, tuple(factors), grad_output if training else None)
