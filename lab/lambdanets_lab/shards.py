@@ -1,10 +1,11 @@
-"""Writes a dataset as WebDataset shards, and resumes; and shards.json for shards of other tools."""
+"""Writes a dataset as WebDataset shards, and resumes; writes shards.json for those of other tools; verifies shards."""
 
 import contextlib
 import hashlib
 import io
 import os
 import tarfile
+import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -27,14 +28,25 @@ from lambdanets.data.images import (
 )
 from lambdanets.data.labeled_images import DatasetItem, ImageFile, ImageFiles, LabeledImages
 from lambdanets.data.order import permutation
-from lambdanets.data.shards import SHARD_LIST, UNLABELED, Shard, ShardList, parse_class, read_shard_list
-from lambdanets.errors import InputError
-from lambdanets.files import atomic_open, encode_utf8
-from lambdanets.progress import Progress
+from lambdanets.data.shards import (
+    SHARD_LIST,
+    UNLABELED,
+    Shard,
+    ShardImage,
+    ShardList,
+    index_tar,
+    is_url,
+    open_shard,
+    parse_class,
+    read_shard_list,
+)
+from lambdanets.errors import InputError, one_line
+from lambdanets.files import atomic_open, encode_utf8, file_sha256, open_regular
+from lambdanets.progress import Progress, track
 from lambdanets.records import write_json
 from lambdanets.signals import check_signals
 from lambdanets.work import WorkFolder
-from lambdanets_lab.shard_checks import inspect_tar
+from lambdanets_lab.remote import download
 
 _OPTIONS = ".options.json"  # those that the shards were written with
 _reading = threading.Lock()  # image sets are not made for several threads
@@ -281,3 +293,50 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     shard_list = ShardList(names, {name: tuple(shards) for name, shards in splits.items() if shards})
     write_json(folder / SHARD_LIST, asdict(shard_list))
     return shard_list
+
+
+def inspect_tar(path: Path) -> tuple[Shard, list[ShardImage]]:
+    """Return the entry of a tar in shards.json, and its images. Raises InputError."""
+    try:
+        with open_regular(path) as file:
+            images = index_tar(file)
+            digest, size = file_sha256(file), file.tell()
+    except (OSError, tarfile.TarError) as error:
+        raise InputError(f"{path} must be a complete tar file: {one_line(error)}") from error
+    return Shard(path.name, len(images), size, digest), images
+
+
+def verify_shards(location: str, *, threads: int = 1) -> tuple[ShardList, list[str]]:
+    """Compare SHA-256 and number of images of every shard, in a folder or at a URL, with shards.json.
+
+    Returns the content of shards.json, and a message for each missing or damaged shard. Shards at a URL are downloaded
+    again. Raises InputError if there is no shards.json.
+    """
+    location = location.rstrip("/")
+    content = read_shard_list(location)
+    with tempfile.TemporaryDirectory(prefix="lambdanets-verify-") as folder, ThreadPoolExecutor(threads) as pool:
+        # hashing and reading release the GIL
+        problems = pool.map(lambda shard: _check_shard(location, shard, Path(folder)), content.shards)
+        try:
+            messages = [*track(problems, "verifying", len(content.shards), "shards")]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return content, [message for message in messages if message]
+
+
+def _check_shard(location: str, shard: Shard, folder: Path) -> str:
+    """Return a message if the shard is missing or damaged, else "". folder: for a download, which is removed."""
+    path, copy = f"{location}/{shard.name}", folder / shard.name
+    try:
+        with download(path, copy, shard) if is_url(location) else open_shard(location, shard) as file:
+            copy.unlink(missing_ok=True)
+            if file_sha256(file) != shard.sha256:
+                return f"{path}: its SHA-256 differs from {SHARD_LIST}"
+            file.seek(0)
+            count = len(index_tar(file))
+    except FileNotFoundError:
+        return f"{path}: there is no such file"
+    except (OSError, tarfile.TarError) as error:
+        return f"{path}: {one_line(error)}"
+    return "" if count == shard.images else f"{path}: it has {count} images, not {shard.images}"

@@ -16,8 +16,7 @@ from lambdanets.data.image_search import find_images
 from lambdanets.data.shards import UNLABELED, open_shards
 from lambdanets.errors import InputError
 from lambdanets_lab import shards as module
-from lambdanets_lab.shard_checks import verify_shards
-from lambdanets_lab.shards import index_shards, write_shards
+from lambdanets_lab.shards import index_shards, verify_shards, write_shards
 
 
 def test_image_files_are_copied_byte_for_byte(two_classes, tmp_path):

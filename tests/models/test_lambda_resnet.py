@@ -10,11 +10,9 @@ from lambdanets import LambdaLayer2d, create_model
 def test_blocks_with_lambda_layers_and_se_match_table_19():
     with torch.device("meta"):
         model = create_model("lambda_resnet101")
-    stages = [model.layer1, model.layer2, model.layer3, model.layer4]
+    stages = model.stages()
     assert [len(stage) for stage in stages] == [3, 4, 23, 3]
-    lambda_blocks = [
-        [i for i, block in enumerate(stage, 1) if isinstance(block.conv2, LambdaLayer2d)] for stage in stages
-    ]
+    lambda_blocks = [[i for i, x in enumerate(stage, 1) if isinstance(x.conv2, LambdaLayer2d)] for stage in stages]
     assert lambda_blocks == [[], [], [6, 12, 18], [1, 2, 3]]
     assert all(block.se is not None for stage in stages[:2] for block in stage)
     assert all(block.se is None for stage in stages[2:] for block in stage)
@@ -40,6 +38,13 @@ def test_basic_blocks_have_lambda_layers_too():
     assert model(torch.randn(2, 3, 32, 32)).shape == (2, 3)
     assert model.layer3[0].conv2.embedding is model.layer3[1].conv2.embedding
     assert model.layer3[0].conv2.embedding is not model.layer4[0].conv2.embedding
+
+
+@pytest.mark.parametrize("name", ["resnet50_lambda", "resnet50_mixer"])
+def test_patterns_are_of_the_given_layers(name):
+    model = create_model(name, pattern="LCCL", layers=(2, 1, 1, 4), device="meta")
+    layers = [isinstance(block.conv2, LambdaLayer2d) for stage in model.stages() for block in stage]
+    assert layers == [True, True, False, False, True, True, True, True]
 
 
 @pytest.mark.parametrize("pattern", ["LLL", "LLLLL", "LXLL", ""])

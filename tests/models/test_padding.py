@@ -17,12 +17,7 @@ SHALLOW = {"layers": (1, 1, 2, 1)}
 NETWORKS = {
     "resnetrs50": SHALLOW,
     "lambda_resnet50": SHALLOW | {"lambda_blocks": ((), (), (1, 2), (1,)), "scope": 5},
-    "resnet50_lambda": {
-        "layers": (1, 2, 1, 1),
-        "lambda_blocks": ((), (1, 2), (1,), (1,)),
-        "scope": 5,
-        "intra_depth": 2,
-    },
+    "resnet50_lambda": {"layers": (1, 2, 1, 1), "pattern": "CLLL", "scope": 5, "intra_depth": 2},
     "mobilenetv2_lambda": {"scope": 5},
     "mobilenetv3_small_050": {},
 }

@@ -53,15 +53,11 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
         x, grad_output = torch.randn(2, options.batch_size, dim, height, width).to(device, dtype)
         return x.requires_grad_(training), grad_output if training else None
 
-    def prepare(module: nn.Module, expected: Callable[[], Tensors]) -> Prepared:
-        x, grad_output = inputs()
-        return Prepared(module, (x,), grad_output, tuple(module.parameters()), expected)
-
     def compute_expected(module: nn.Module) -> Tensors:
         x, grad_output = inputs()
         x = x.detach().double().requires_grad_(training)
         grad_output = None if grad_output is None else grad_output.double()
-        return Prepared(module.double(), (x,), grad_output).run()
+        return Prepared(copy.deepcopy(module).double(), (x,), grad_output).run()
 
     @functools.cache
     def expected() -> Tensors:
@@ -69,17 +65,16 @@ def _case(options: Layer, device: torch.device, shape: str, scope: int, phase: s
         reference.algorithm = "query_order"
         return compute_expected(reference)
 
-    def prepare_peer(name: str) -> Prepared:
-        return prepare(build_peer(name, layer()), expected)
+    def prepare(name: str) -> Prepared:
+        x, grad_output = inputs()
+        if name in MIXERS:  # compared with itself in float64, the others with our layer
+            torch.manual_seed(0)
+            module = MIXERS[name](dim, **{option: known[option] for option in option_names(name) if option in known})
+            module = module.to(device, dtype).train(training)
+            reference: Callable[[], Tensors] = functools.partial(compute_expected, module)
+        else:
+            module, reference = layer() if name == OURS else build_peer(name, layer()), expected
+        return Prepared(module, (x,), grad_output, tuple(module.parameters()), reference)
 
-    def prepare_mixer(name: str) -> Prepared:
-        torch.manual_seed(0)
-        module = MIXERS[name](dim, **{option: known[option] for option in option_names(name) if option in known})
-        module = module.to(device, dtype).train(training)
-        return prepare(module, lambda: compute_expected(copy.deepcopy(module)))
-
-    builders: dict[str, Callable[[], Prepared]] = {OURS: lambda: prepare(layer(), expected)}
-    builders |= {name: functools.partial(prepare_peer, name) for name in PEERS}
-    builders |= {name: functools.partial(prepare_mixer, name) for name in MIXERS}
     sizes = {"shape": shape, "scope": scope, "pass": phase}
-    return Case(sizes, {name: prepare for name, prepare in builders.items() if name in names}, OURS)
+    return Case(sizes, {name: functools.partial(prepare, name) for name in NAMES if name in names}, OURS)

@@ -48,7 +48,10 @@ def run(kind: str, options: CommonOptions) -> None:
         raise InputError("the options must leave something to measure, got nothing")
     torch.set_num_threads(options.threads or torch.get_num_threads())  # before they are written as hardware
     folder = options.out or Path(f"benchmark-{kind}-{time.strftime('%Y%m%d-%H%M%S')}")
-    settings = _settings(kind, options, device)
+    # settings that must be equal to resume, without local paths
+    fields = dataclasses.asdict(dataclasses.replace(options, out=None))
+    versions = {name: installed_version(name) for name in PEERS}
+    settings = {"kind": kind, "device": device.type, "options": fields} | provenance(**versions)
     content: dict[str, Any] = {"started": time.strftime("%Y-%m-%d %H:%M:%S%z"), **settings}
     rows: list[Row] = []
     work = WorkFolder(folder, settings, RESULTS)
@@ -75,10 +78,3 @@ def run(kind: str, options: CommonOptions) -> None:
     echo("", f"written to {folder}")
     if all(row.skip_reason for row in rows):
         raise InputError(f"nothing was measured: {rows[0].skip_reason}; {folder / RESULTS} has the reasons")
-
-
-def _settings(kind: str, options: CommonOptions, device: torch.device) -> dict[str, Any]:
-    """Settings that must be equal to resume a benchmark."""
-    fields = dataclasses.asdict(dataclasses.replace(options, out=None))  # without local paths
-    versions = {name: installed_version(name) for name in PEERS}
-    return {"kind": kind, "device": device.type, "options": fields} | provenance(**versions)

@@ -49,7 +49,16 @@ def _case(
         shapes = (b, h, n, k), (b, h, n, k), table, (b, n, v), (b, h, n, v)
         return [torch.randn(shape).to(device, dtype) for shape in shapes]
 
-    def prepare(candidate: str, function: Callable[..., Tensor]) -> Prepared:
+    def attend(queries: Tensor, keys: Tensor, _: Tensor, values: Tensor) -> Tensor:
+        values = values.unsqueeze(1).expand(-1, h, -1, -1)
+        return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+
+    def interact(algorithm: str, queries: Tensor, _: Tensor, table: Tensor, values: Tensor) -> Tensor:
+        return position_interaction(queries, table, values, grid=grid, causal=causal, algorithm=algorithm)
+
+    def prepare(candidate: str) -> Prepared:
+        if candidate != ATTENTION and plan.costs[candidate] is None:
+            raise Skipped(plan.notes[candidate])
         smaller = [
             row
             for row in rows
@@ -60,24 +69,10 @@ def _case(
         if smaller and (seconds := summarize(smaller[-1].seconds).median) > options.seconds / 4:
             reason = f"takes {seconds:.1f} s for n = {smaller[-1].sizes['n']}"
             raise Skipped(f"{reason}, more than a quarter of --seconds {options.seconds:g}")
-
+        function: Callable[..., Tensor] = attend if candidate == ATTENTION else functools.partial(interact, candidate)
         *factors, grad_output = inputs()
         factors = [factor.requires_grad_(training) for factor in factors]
         return Prepared(function, tuple(factors), grad_output if training else None)
 
-    def prepare_algorithm(candidate: str) -> Prepared:
-        if plan.costs[candidate] is None:
-            raise Skipped(plan.notes[candidate])
-        run = functools.partial(position_interaction, grid=grid, causal=causal, algorithm=candidate)
-        return prepare(candidate, lambda queries, _, table, values: run(queries, table, values))
-
-    def attend(queries: Tensor, keys: Tensor, _: Tensor, values: Tensor) -> Tensor:
-        values = values.unsqueeze(1).expand(-1, h, -1, -1)
-        return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
-
-    builders: dict[str, Callable[[], Prepared]] = {
-        name: functools.partial(prepare_algorithm, name) for name in ALGORITHMS
-    }
-    builders[ATTENTION] = functools.partial(prepare, ATTENTION, attend)
     names = options.candidates or NAMES
-    return Case(sizes, {name: prepare for name, prepare in builders.items() if name in names})
+    return Case(sizes, {name: functools.partial(prepare, name) for name in NAMES if name in names})

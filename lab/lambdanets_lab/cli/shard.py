@@ -95,7 +95,7 @@ def _write(options: Shard, out: Path, threads: int) -> int:
 
 
 def _verify(location: str, threads: int) -> int:
-    from lambdanets_lab.shard_checks import verify_shards
+    from lambdanets_lab.shards import verify_shards
 
     with uninterrupted():
         content, damaged = verify_shards(location, threads=threads)

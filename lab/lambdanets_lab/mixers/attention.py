@@ -8,6 +8,8 @@ of row and column to the keys: scale * [q, a, c][n] . [k, onehot(m_y), onehot(m_
 H + W more channels, and the fused kernels of scaled_dot_product_attention (SDPA) need memory linear in n for it.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -49,27 +51,23 @@ def attend_on_grid(
     maps = queries.unflatten(2, grid)
     row_logits = torch.einsum("bhyxc,ycj->bhyxj", maps, rows(grid[0])).flatten(2, 3)
     column_logits = torch.einsum("bhyxc,xcj->bhyxj", maps, columns(grid[1])).flatten(2, 3)
-    scale = queries.shape[-1] ** -0.5
-    return attend(extend_queries(queries, row_logits, column_logits), extend_keys(keys, grid), values, scale)
+    return attend(queries, keys, values, [row_logits, column_logits])
 
 
-def extend_queries(queries: Tensor, *logits: Tensor) -> Tensor:
-    """Return [q, a, c][n], in the dtype of the queries."""
-    return torch.cat([queries, *(part.to(queries.dtype) for part in logits)], dim=-1)
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, logits: Sequence[Tensor], mask: Tensor | None = None
+) -> Tensor:
+    """Call SDPA with queries [q, a, c] (.., n, depth) and keys [k, onehot(m_y), onehot(m_x)] (.., m, depth).
 
-
-def extend_keys(keys: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Return [k, onehot(m_y), onehot(m_x)] for keys (.., m, c) on a grid with one or two sides."""
-    coordinates = torch.cartesian_prod(*(torch.arange(side, device=keys.device) for side in grid)).view(-1, len(grid))
-    one_hot = [F.one_hot(coordinates[:, axis], side) for axis, side in enumerate(grid)]
-    return torch.cat([keys, torch.cat(one_hot, dim=1).to(keys.dtype).expand(*keys.shape[:-1], -1)], dim=-1)
-
-
-def attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
-    """Call SDPA with queries, keys and values zero-padded to equal depths.
-
-    The fused kernels require equal depths and, in 16-bit dtypes with a mask, multiples of 8.
+    logits: a (.., n, H) and c (.., n, W), or one of them, whose sides are those of the grid of the keys. Queries, keys
+    and values are zero-padded to equal depths: the fused kernels require this and, in 16-bit dtypes with a mask,
+    multiples of 8.
     """
+    scale, grid = queries.shape[-1] ** -0.5, [part.shape[-1] for part in logits]
+    coordinates = torch.cartesian_prod(*(torch.arange(side, device=keys.device) for side in grid)).view(-1, len(grid))
+    one_hot = torch.cat([F.one_hot(coordinates[:, axis], side) for axis, side in enumerate(grid)], dim=1)
+    queries = torch.cat([queries, *(part.to(queries.dtype) for part in logits)], dim=-1)
+    keys = torch.cat([keys, one_hot.to(keys.dtype).expand(*keys.shape[:-1], -1)], dim=-1)
     value_depth, depth = values.shape[-1], -(-max(queries.shape[-1], values.shape[-1]) // 8) * 8
     queries, keys, values = (F.pad(x, (0, depth - x.shape[-1])) for x in (queries, keys, values))
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)[..., :value_depth]
@@ -147,8 +145,7 @@ class _ColumnAttention(nn.Module):
         projected = self.projection(x).unflatten(1, (3, self.heads, -1)).permute(1, 0, 5, 2, 4, 3)  # (3, b, W, h, H, c)
         queries, keys, values = projected.flatten(1, 2).unbind(0)
         logits = torch.einsum("bhnc,ncm->bhnm", queries, self.offsets(x.shape[2]))
-        extended = extend_queries(queries, logits), extend_keys(keys, (x.shape[2],))
-        output = attend(*extended, values, queries.shape[-1] ** -0.5)
+        output = attend(queries, keys, values, [logits])
         return output.unflatten(0, (x.shape[0], x.shape[3])).permute(0, 2, 4, 3, 1).flatten(1, 2)
 
 

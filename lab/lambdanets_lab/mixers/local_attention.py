@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.ops.tracing import unfold
-from lambdanets_lab.mixers.attention import attend, extend_keys, extend_queries
+from lambdanets_lab.mixers.attention import attend
 from lambdanets_lab.mixers.mixer import Mixer, conv1x1
 
 TILE = 8  # side of a tile; larger tiles compute more masked pairs, smaller tiles copy more overlapping halos
@@ -66,10 +66,10 @@ class LocalAttention(Mixer):
             return maps.permute(0, 2, 3, 4, 5, 1).flatten(3, 4).flatten(1, 2)  # (b h, tiles, m, c)
 
         output = attend(
-            extend_queries(queries, row_logits, column_logits).flatten(2, 3),
-            extend_keys(extract_windows(keys), window),
+            queries.flatten(2, 3),
+            extract_windows(keys),
             extract_windows(values),
-            queries.shape[-1] ** -0.5,
+            [row_logits.flatten(2, 3), column_logits.flatten(2, 3)],
             self._mask((height, width), tile, num_tiles, x.device),
         )
         output = output.unflatten(2, tile).unflatten(1, num_tiles).permute(0, 5, 1, 3, 2, 4)

@@ -5,13 +5,13 @@ from functools import partial
 from typing import Any
 
 from timm.layers import DropPath
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models._efficientnet_builder import decode_arch_def
 from timm.models.efficientnet import EfficientNet
 from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d
-from lambdanets.models.lambda_resnet import ResNetBase
+from lambdanets.models.lambda_resnet import ResNetBase, register
 
 # Stages of MobileNet-v2 (Sandler et al. 2018, Table 2) in timm's notation.
 _STAGES = [
@@ -112,10 +112,4 @@ default_cfgs = generate_default_cfgs(
     }
 )
 
-
-@register_model
-def mobilenetv2_lambda(pretrained: bool = False, **overrides: Any) -> nn.Module:
-    """MobileNet-v2 with 2 lightweight lambda blocks (Table 17); overrides are arguments of LambdaMobileNetV2."""
-    return build_model_with_cfg(
-        LambdaMobileNetV2, "mobilenetv2_lambda", pretrained, feature_cfg={"feature_cls": "getter"}, **overrides
-    )
+register(__name__, LambdaMobileNetV2, "mobilenetv2_lambda", {}, "getter")

@@ -5,7 +5,6 @@ resnetrs50 to resnetrs420.
 """
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, get_pretrained_cfg, register_model
@@ -26,6 +25,7 @@ from lambdanets.models.lambda_resnet import (
     ResNetBase,
     default_cfg,
     parse_pattern,
+    register,
 )
 from lambdanets_lab.mixers import MIXERS, option_names
 from lambdanets_lab.mixers.channel import squeeze_excitation
@@ -95,8 +95,7 @@ def resnet50_mixer(
 
     Raises TypeError for an unknown argument, and ValueError for an invalid value.
     """
-    blocks = parse_pattern(pattern, RESNET_50["layers"])
-    return _build("resnet50_mixer", pretrained, mixer, blocks, RESNET_50, overrides)
+    return _build("resnet50_mixer", pretrained, mixer, pattern, RESNET_50, overrides)
 
 
 @register_model
@@ -108,15 +107,16 @@ def resnet20_mixer_small(
     The arguments are those of `resnet50_mixer`, except that the default pattern is None, for the blocks of
     `lambda_resnet20_small` that have a lambda layer. mixer="lambda", the default, builds `lambda_resnet20_small`.
     """
-    blocks = SMALL_BLOCKS if pattern is None else parse_pattern(pattern, SMALL_RESNET_20["layers"])
     arguments = LAMBDA_RESNET_ARGUMENTS["lambda_resnet20_small"] if mixer == "lambda" else SMALL_RESNET_20
-    return _build("resnet20_mixer_small", pretrained, mixer, blocks, arguments, overrides)
+    return _build("resnet20_mixer_small", pretrained, mixer, pattern, arguments, overrides)
 
 
 def _build(
-    name: str, pretrained: bool, mixer: str, blocks: Blocks, arguments: dict[str, Any], overrides: dict[str, Any]
+    name: str, pretrained: bool, mixer: str, pattern: str | None, arguments: dict[str, Any], overrides: dict[str, Any]
 ) -> nn.Module:
     check_choice("mixer", mixer, MIXERS)
+    layers = overrides.get("layers", arguments["layers"])
+    blocks = SMALL_BLOCKS if pattern is None else parse_pattern(pattern, layers)
     if mixer == "lambda":
         arguments = arguments | {"lambda_blocks": blocks} | overrides
         return build_model_with_cfg(LambdaResNet, name, pretrained, **arguments)
@@ -125,17 +125,5 @@ def _build(
     return build_model_with_cfg(MixerResNet, name, pretrained, **arguments)
 
 
-def _register_plain(depth: int) -> Callable[..., nn.Module]:
-    name = f"resnetrs{depth}_plain"
-
-    def create(pretrained: bool = False, **overrides: Any) -> nn.Module:
-        arguments = RESNET_RS | {"layers": LAMBDA_RESNET_BLOCKS[depth][0]}
-        return build_model_with_cfg(ResNet, name, pretrained, **arguments | overrides)
-
-    create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"ResNet-RS-{depth} without squeeze-and-excitation; overrides are arguments of timm's ResNet."
-    return register_model(create)
-
-
-for _depth in LAMBDA_RESNET_BLOCKS:
-    _register_plain(_depth)
+for _depth, (_layers, _) in LAMBDA_RESNET_BLOCKS.items():  # without squeeze-and-excitation
+    register(__name__, ResNet, f"resnetrs{_depth}_plain", RESNET_RS | {"layers": _layers})

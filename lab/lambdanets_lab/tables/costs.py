@@ -27,9 +27,10 @@ _PAIRS = sum(layers * n**2 for layers, n in _STAGES)
 # LambdaResNet-420 at 320 pixels: 8 lambda layers in c4, on 20x20 maps; 32 examples per core (E.2).
 _LAYERS_420, _PAIRS_420, _EXAMPLES_420 = 8, (20**2) ** 2, 32
 
-# Attention maps have b h n^2 elements per layer, axial ones b h n sqrt(n) for rows and for columns, embeddings k n^2
-# per layer, or per resolution if layers share them. GB of the paper are GiB and MB MiB, but its 0.625 GB are 625 MiB.
-_MEMORY: dict[tuple[str, str], float] = {
+# In the paper's unit, by table and row. Attention maps have b h n^2 elements per layer, axial ones b h n sqrt(n) for
+# rows and for columns, embeddings k n^2 per layer, or per resolution if layers share them. GB of the paper are GiB and
+# MB MiB, but its 0.625 GB are 625 MiB.
+MEMORY: dict[tuple[str, str], float] = {
     ("4", "global self-attention"): _BATCH * _HEADS * _FLOAT32 * _PAIRS / GIB,
     ("4", "axial self-attention"): 2 * _BATCH * _HEADS * _FLOAT32 * sum(x * n**1.5 for x, n in _STAGES) / GIB,
     ("4", "lambda layer"): 16 * _FLOAT32 * _PAIRS / GIB,
@@ -55,8 +56,3 @@ def multiply_adds_per_term(table: str, row: str, term: str) -> float | None:
         lambda_interaction(*factors, multi_head=bool(h))
     numerator, denominator = (math.prod(_SIZES[axis] for axis in part) for part in (*term.split("/"), "")[:2])
     return counter.get_total_flops() / 2 * denominator / numerator
-
-
-def paper_memory(table: str, row: str) -> float | None:
-    """Return the memory of a row in the paper's unit; None if the paper has no formula for it."""
-    return _MEMORY.get((table, row))

@@ -6,7 +6,7 @@ from functools import cache
 
 from lambdanets_lab.models.counting import count_flops
 from lambdanets_lab.paper_models import PAPER_MODELS, ModelSpec, structure
-from lambdanets_lab.tables.costs import multiply_adds_per_term, paper_memory
+from lambdanets_lab.tables.costs import MEMORY, multiply_adds_per_term
 from lambdanets_lab.tables.paper import COUNTABLE, PaperNumber
 
 MATCH, DIFFERS, NOT_REPRODUCIBLE, OTHER_NETWORK = "match", "differs", "not reproducible", "different network"
@@ -19,7 +19,7 @@ _SINGLE_APPLICATION = ("17",)
 _STRUCTURE = ("blocks", "lambda layers in c4")
 _SETTINGS = ("image size", "RandAugment magnitude", "dropout", "stochastic depth rate")
 _TOLERANCE = 0.02  # of multiply-adds / the paper's term
-_NOT_COMPARED = (*_SETTINGS, "space", "space complexity")
+_NOT_COMPARED = (*_SETTINGS, "time", "space", "space complexity")
 
 # (measured value in the column's unit, note), keyed by (table, row, column)
 CellValues = Mapping[tuple[str, str, str], tuple[float, str]]
@@ -75,7 +75,9 @@ def _compare_number(number: PaperNumber, measured: CellValues) -> Comparison:
         ours = structure(spec.name)[number.column]
         return Comparison(number, ours, MATCH if ours == number.value else DIFFERS)
     if number.column == "time":
-        return _compare_time(number)
+        ratio = multiply_adds_per_term(number.table, number.row, str(number.value))
+        if ratio is not None:
+            return Comparison(number, f"{ratio:.3f} {number.value}", MATCH if abs(ratio - 1) < _TOLERANCE else DIFFERS)
     if number.column in _NOT_COMPARED:
         return Comparison(number, None, "")
     is_speed = number.column in SPEEDS or "slowdown" in number.column
@@ -83,7 +85,7 @@ def _compare_number(number: PaperNumber, measured: CellValues) -> Comparison:
 
 
 def _compare_counted(number: PaperNumber, spec: ModelSpec | None) -> Comparison:
-    ours = paper_memory(number.table, number.row) if number.unit in ("GB", "MB") else None
+    ours = MEMORY.get((number.table, number.row)) if number.unit in ("GB", "MB") else None
     if ours is None and spec is not None and number.column in ("params", "FLOPs"):
         single_application = number.table in _SINGLE_APPLICATION
         ours = _count(number.column, spec, single_application) / _UNITS[number.column, number.unit]
@@ -104,10 +106,3 @@ def _count(column: str, spec: ModelSpec, single_application: bool) -> int:
     if column == "params":
         return sum(parameter.numel() for parameter in model.parameters())
     return count_flops(model, spec.image_size, single_application=single_application)
-
-
-def _compare_time(number: PaperNumber) -> Comparison:
-    ratio = multiply_adds_per_term(number.table, number.row, str(number.value))
-    if ratio is None:
-        return Comparison(number, None, "")
-    return Comparison(number, f"{ratio:.3f} {number.value}", MATCH if abs(ratio - 1) < _TOLERANCE else DIFFERS)

@@ -111,16 +111,13 @@ class LambdaResNet(ResNetBase):
             layer_options["scope"] = 23 if layer_options.get("intra_depth", 1) == 1 else 7
         if layer_options.get("normalize_keys") == "none":
             layer_options["normalize_keys"] = None
-        input_strides: dict[nn.Conv2d, int] = {}  # the cumulative stride before each 3x3 convolution
-        stride = 1
-        for number, stage in enumerate(self.stages(), 2):
+        input_strides: dict[nn.Conv2d, int] = {}  # of the whole network, before each of the convolutions
+        for number, stage in enumerate(self.stages(), 1):
             for block in stage:
-                if number > 3:  # the paper's parameter counts are without, even beside convolutions
+                if number > 2:  # the paper's parameter counts are without, even beside convolutions
                     block.se = None
-                for conv in (block.conv1, block.conv2):  # the stride is that of conv1 in a BasicBlock
-                    input_strides[conv] = stride
-                    stride *= conv.stride[0]
-
+                is_strided = block.conv2.stride[0] > 1  # in a BasicBlock, conv1 has the stride
+                input_strides[block.conv2] = self.feature_info[number - is_strided]["reduction"]
         shared_embeddings: dict[int, RelativeEmbedding] = {}  # by input stride
 
         def make_layer(conv: nn.Conv2d) -> LambdaLayer2d:
@@ -176,17 +173,25 @@ default_cfgs = generate_default_cfgs(
 )
 
 
-def _register(name: str) -> Callable[..., nn.Module]:
-    def create(pretrained: bool = False, **overrides: Any) -> nn.Module:
-        return build_model_with_cfg(LambdaResNet, name, pretrained, **LAMBDA_RESNET_ARGUMENTS[name] | overrides)
+def register(
+    module: str, network: type[nn.Module], name: str, arguments: dict[str, Any], feature_cls: str | None = None
+) -> Callable[..., nn.Module]:
+    """Register a model with timm; return its function, whose overrides are other arguments of the network.
 
-    create.__name__ = create.__qualname__ = name
-    create.__doc__ = f"{name} of Table 19; overrides are LambdaResNet's arguments."
+    module: the name of a module, whose `default_cfgs` have the model's. feature_cls: how timm extracts features.
+    """
+
+    def create(pretrained: bool = False, **overrides: Any) -> nn.Module:
+        features = {"feature_cls": feature_cls} if feature_cls else None  # new, since timm removes its entries
+        return build_model_with_cfg(network, name, pretrained, feature_cfg=features, **arguments | overrides)
+
+    create.__module__, create.__name__, create.__qualname__ = module, name, name
+    create.__doc__ = f"{name}, a {network.__name__} with {arguments}; overrides are its arguments."
     return register_model(create)
 
 
-for _name in LAMBDA_RESNET_ARGUMENTS:
-    globals()[_name] = _register(_name)
+for _name, _arguments in LAMBDA_RESNET_ARGUMENTS.items():
+    globals()[_name] = register(__name__, LambdaResNet, _name, _arguments)
 
 
 @register_model
@@ -199,5 +204,6 @@ def resnet50_lambda(pretrained: bool = False, pattern: str = "LLLL", **overrides
 
     Raises ValueError unless the pattern has four letters C or L.
     """
-    arguments = RESNET_50 | {"lambda_blocks": parse_pattern(pattern, RESNET_50["layers"])}
-    return build_model_with_cfg(LambdaResNet, "resnet50_lambda", pretrained, **arguments | overrides)
+    arguments = RESNET_50 | overrides
+    arguments = {"lambda_blocks": parse_pattern(pattern, arguments["layers"])} | arguments
+    return build_model_with_cfg(LambdaResNet, "resnet50_lambda", pretrained, **arguments)

@@ -2,21 +2,25 @@
 
 Source: Ronneberger, Fischer and Brox, *U-Net: Convolutional Networks for Biomedical Image Segmentation* (MICCAI 2015).
 Differences: batch norm after each convolution, and padded convolutions, so that the output has the size of the input.
+
+`unet_small` has a quarter of the paper's channels: 16 at full resolution, 256 in the bottleneck at stride 16. It has
+1.94 million parameters for two classes, and 3.0 billion multiply-adds for an image of 256 x 256. `lambda_unet_small`
+has lambda layers in the bottleneck and at the two resolutions above it, in encoder and decoder: 1.11 million parameters
+and 4.1 billion multiply-adds.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 
 from lambdanets.errors import InputError
 from lambdanets.layers import LambdaLayer2d
-from lambdanets.models.lambda_resnet import ResNetBase
+from lambdanets.models.lambda_resnet import ResNetBase, register
 
-WIDTHS = (16, 32, 64, 128, 256)  # a quarter of those of the paper
+WIDTHS = (16, 32, 64, 128, 256)
 
 
 class UNet(nn.Module):
@@ -126,23 +130,5 @@ _CFG = {"input_size": (3, 256, 256), "num_classes": 2, "first_conv": "encoder.0.
 _CFG |= {"license": "apache-2.0"}
 default_cfgs = generate_default_cfgs({"lambda_unet_small.untrained": _CFG, "unet_small.untrained": _CFG})
 
-
-@register_model
-def lambda_unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
-    """`unet_small` with lambda layers in the bottleneck and at the two resolutions above it, in encoder and decoder.
-
-    1.11 million parameters for two classes, 4.1 billion multiply-adds for an image of 256 x 256.
-    overrides: arguments of `UNet`.
-    """
-    arguments = {"lambda_stages": 3} | overrides
-    return build_model_with_cfg(UNet, "lambda_unet_small", pretrained, feature_cfg={"feature_cls": "fx"}, **arguments)
-
-
-@register_model
-def unet_small(pretrained: bool = False, **overrides: Any) -> nn.Module:
-    """U-Net with a quarter of the paper's channels: 16 at full resolution, 256 in the bottleneck at stride 16.
-
-    1.94 million parameters for two classes, 3.0 billion multiply-adds for an image of 256 x 256.
-    overrides: arguments of `UNet`.
-    """
-    return build_model_with_cfg(UNet, "unet_small", pretrained, feature_cfg={"feature_cls": "fx"}, **overrides)
+for _name, _arguments in {"lambda_unet_small": {"lambda_stages": 3}, "unet_small": {}}.items():
+    globals()[_name] = register(__name__, UNet, _name, _arguments, "fx")
