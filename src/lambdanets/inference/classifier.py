@@ -18,10 +18,9 @@ from lambdanets.data.datasets import Splits, open_evaluation_images, open_splits
 from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.inference.evaluation import Evaluation, format_score
 from lambdanets.inference.figures import SHEET, new_figure, save_figure
 from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.inference.predictor import Predictor
+from lambdanets.inference.predictor import Evaluation, Predictor, format_score
 from lambdanets.models import create_model
 from lambdanets.records import check
 from lambdanets.terminal import csv_table, plural, printable, text_table
