@@ -24,6 +24,7 @@ from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, atomic_write
 from lambdanets.inference.model_card import ModelCard
+from lambdanets.models.weights import NON_FINITE
 from lambdanets.progress import track
 from lambdanets.records import check, write_json
 from lambdanets.terminal import plural
@@ -117,8 +118,7 @@ class Predictor(ABC):
         """Return `outputs` in float32. Raises InputError if some are NaN or inf, which would still give classes."""
         outputs = self.outputs(images).float()
         if not outputs.isfinite().all():
-            cause = "its weights are damaged, or too large for their dtype"
-            raise InputError(f"the outputs of {self.card.model} must be finite, got NaN or inf: {cause}")
+            raise InputError(f"the outputs of {self.card.model} must be finite, got NaN or inf: {NON_FINITE}")
         return outputs
 
     def predict(
