@@ -110,10 +110,12 @@ def test_predictions_do_not_depend_on_mode_and_dtype(make, pixels):
         torch.testing.assert_close(getattr(actual, floats), getattr(expected, floats), atol=0.1, rtol=0)
 
 
-@pytest.mark.parametrize("make", [make_classifier, make_segmenter])
+@pytest.mark.parametrize("make", [make_classifier, make_detector, make_segmenter])
 def test_predict_rejects_outputs_that_overflow(make, pixels):
     model = make()
-    nn.init.constant_(model.model.get_classifier().weight, 3e38)
+    is_detector = isinstance(model, ln.Detector)
+    last = model.model.roi_heads.box_predictor.cls_score if is_detector else model.model.get_classifier()
+    nn.init.constant_(last.weight, 3e38)
     with pytest.raises(ValueError, match=r"outputs of .* must be finite, got NaN or inf"):
         model.predict(pixels)
 
@@ -194,9 +196,8 @@ def test_load_accepts_best_ckpt_and_an_unfinished_run(quick_run, tmp_path):
 
 
 def test_rejects_invalid_arguments_and_those_of_the_other_task(classifier, detector, segmenter, tmp_path):
-    for model in (detector, segmenter):
-        with pytest.raises(ValueError, match=r"^tile_size must be greater than or equal to 16, got 8"):
-            model.predict(ZEROS, tile_size=8)
+    with pytest.raises(ValueError, match=r"^tile_size must be greater than or equal to 16, got 8"):
+        segmenter.predict(ZEROS, tile_size=8)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'tile_size'"):
         classifier.predict(ZEROS, tile_size=64)
     with pytest.raises(ValueError, match=r"^stretch must be a valid boolean, got 'off'"):

@@ -28,9 +28,7 @@ def test_labels_are_sorted_by_score_and_the_best_object_is_on_top():
     assert labels[2, 2] == 3
     assert (labels == 1).sum() == 100
     assert (labels == 3).sum() == 75
-
-
-def test_hidden_and_uncertain_objects_are_left_out():
+    # hidden and uncertain objects are left out
     found = detections([(2, 2, 4, 4), (0, 0, 10, 10), (12, 12, 14, 14), (15, 0, 18, 3)], [0.6, 0.9, 0.4, 0.5])
     labels, visible = found.label_image(0.5)
     assert visible.scores.tolist() == pytest.approx([0.9, 0.5])

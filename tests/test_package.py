@@ -42,7 +42,7 @@ IMPORT_ORDERS = (
     "import importlib.util, lambdanets; importlib.util.find_spec('timm'); import timm",
 )
 REGISTERED = "print(timm.is_model('lambda_resnet50'), timm.is_model('resnet50'))"
-MODULES = ("data.shards", "inference.evaluation", "inference.figures", "inference.detections")
+MODULES = ("data.shards", "inference.predictor", "inference.figures", "inference.detections")
 PREDICTIONS = f"""
 import sys, numpy as np, lambdanets as ln
 for path in sys.argv[1:]:

@@ -6,10 +6,11 @@ import torch
 from PIL import Image
 from skimage.measure import label, regionprops
 
+from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.detections import Detections
 from lambdanets.inference.detector import Detector
-from lambdanets.inference.tiles import blend_tiles, drop_duplicates
+from lambdanets.inference.tiles import blend_tiles, drop_duplicates, predict_tiles
 
 
 class Rectangles:
@@ -55,7 +56,8 @@ def scattered_rectangles(height, width, seed=0):
 def test_objects_on_seams_are_found_whole_and_once(height, width, batch_size):
     pixels, count = scattered_rectangles(height, width)
     detector = Rectangles()
-    objects = Detector.infer_tiles(detector, Image.fromarray(pixels), 32, batch_size)
+    tiles = predict_tiles(Image.fromarray(pixels), 32, batch_size, detector.infer_tensors)
+    objects = Detector.merge_tiles(detector, tiles, (height, width))
     assert detector.largest == 32
     assert objects.size == (height, width)
     assert len(objects) == count
@@ -90,25 +92,25 @@ def test_a_nucleus_inside_a_cell_of_another_tile_is_kept():
 
 @pytest.mark.parametrize(("height", "width", "batch_size"), [(100, 100, 1), (17, 205, 3)])
 def test_blended_predictions_of_pixels_equal_those_of_the_whole_image(height, width, batch_size):
-    image, shapes = torch.rand(3, height, width), []
+    image, shapes = Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)), []
 
     def predict(tiles):
-        shapes.append(tiles.shape)
-        return torch.cat((tiles, tiles[:, :1].square()), 1)
+        shapes.append((len(tiles), *tiles[0].shape[1:]))
+        return [torch.cat((tile, tile[:1].square())) for tile in tiles]
 
-    blended = blend_tiles(image, 4, 32, predict, batch_size)
-    torch.testing.assert_close(blended, predict(image[None])[0])
-    assert {shape[2:] for shape in shapes[:-1]} == {(min(height, 32), 32)}
+    blended = blend_tiles(predict_tiles(image, 32, batch_size, predict), (4, height, width))
+    torch.testing.assert_close(blended, predict([image_to_tensor(image)])[0])
+    assert {shape[1:] for shape in shapes[:-1]} == {(min(height, 32), 32)}
     assert max(shape[0] for shape in shapes[:-1]) == batch_size
 
 
 def test_blended_predictions_have_no_seams():
     def predict(tiles):  # each tile differs from all others, as with statistics over the tile
         predict.level += 1.0
-        return torch.full((len(tiles), 1, *tiles.shape[2:]), predict.level)
+        return [torch.full((1, *tile.shape[1:]), predict.level) for tile in tiles]
 
     predict.level = 0.0
-    blended = blend_tiles(torch.zeros(3, 64, 300), 1, 64, predict)[0]
+    (blended,) = blend_tiles(predict_tiles(Image.new("RGB", (300, 64)), 64, 1, predict), (1, 64, 300))
     assert predict.level == 6
     assert blended.diff(dim=0).abs().max() < 1e-5
     # the levels of neighbors differ by 1, over an overlap of at least a quarter of a tile

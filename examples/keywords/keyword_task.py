@@ -14,9 +14,8 @@ from torch import Tensor, nn
 import lambdanets as ln
 from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.images import UnreadableImage
-from lambdanets.inference.evaluation import Evaluation
 from lambdanets.inference.model_card import ModelCard
-from lambdanets.inference.predictor import Predictor
+from lambdanets.inference.predictor import Evaluation, Predictor
 from lambdanets.records import Fraction, record
 from lambdanets.registry import TaskEntry
 from lambdanets.training.recipe import TrainingRecipe

@@ -17,9 +17,8 @@ _NAMES = {
     "lambdanets.adoption": ("adopt", "foreign_state_dict"),
     "lambdanets.inference.classifier": ("Classifier",),
     "lambdanets.inference.detector": ("Detector",),
-    "lambdanets.inference.evaluation": ("evaluate",),
     "lambdanets.inference.hub": ("push_to_hub", "save_pretrained"),
-    "lambdanets.inference.loading": ("load",),
+    "lambdanets.inference.loading": ("evaluate", "load"),
     "lambdanets.inference.segmenter": ("Segmenter",),
     "lambdanets.layers": (
         *("LambdaLayer", "LambdaLayer1d", "LambdaLayer2d", "LambdaLayer3d"),
@@ -42,9 +41,9 @@ if TYPE_CHECKING:
     from lambdanets.adoption import foreign_state_dict as foreign_state_dict
     from lambdanets.inference.classifier import Classifier as Classifier
     from lambdanets.inference.detector import Detector as Detector
-    from lambdanets.inference.evaluation import evaluate as evaluate
     from lambdanets.inference.hub import push_to_hub as push_to_hub
     from lambdanets.inference.hub import save_pretrained as save_pretrained
+    from lambdanets.inference.loading import evaluate as evaluate
     from lambdanets.inference.loading import load as load
     from lambdanets.inference.segmenter import Segmenter as Segmenter
     from lambdanets.layers import LambdaLayer as LambdaLayer

@@ -44,12 +44,15 @@ def test_photo_of_a_cat_is_classified():
     assert prediction.class_name == "cat"
 
 
-def test_other_number_of_classes_reinitializes_the_classifier():
+def test_other_number_of_classes_reinitializes_the_classifier(tmp_path):
     trained = ln.create_model("lambda_resnet20_small", pretrained="digits")
     network = ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=4)
     assert network.fc.weight.shape == (4, 512)
     assert torch.equal(network.layer4[0].conv1.weight, trained.layer4[0].conv1.weight)
     assert ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=0)(torch.randn(2, 1, 16, 16)).shape
+    distilled = {"name": "deit_tiny_distilled_patch16_224", "depth": 1}  # has two classifiers
+    torch.save(ln.create_model(**distilled, num_classes=2).state_dict(), tmp_path / "deit.pth")
+    assert not ln.create_model(**distilled, pretrained=tmp_path / "deit.pth", num_classes=0).num_classes
     with pytest.raises(ValueError, match=r"embedding.table .* only in the file"):
         ln.create_model("lambda_resnet20_small", pretrained="digits", num_classes=4, position=False)
 

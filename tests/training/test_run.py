@@ -12,9 +12,8 @@ from commands import contents
 from convergence import train_until
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.evaluation import evaluate
 from lambdanets.inference.hub import save_pretrained
-from lambdanets.inference.loading import load
+from lambdanets.inference.loading import evaluate, load
 from lambdanets.records import write_json
 from lambdanets.training import run
 from lambdanets.training.module import TrainingModule

@@ -18,10 +18,9 @@ from lambdanets.data.datasets import Splits, open_evaluation_images, open_splits
 from lambdanets.data.labeled_images import ImageBatches, LabeledImages
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
-from lambdanets.inference.evaluation import Evaluation, format_score
 from lambdanets.inference.figures import SHEET, new_figure, save_figure
 from lambdanets.inference.model_card import ClassifierCard
-from lambdanets.inference.predictor import Predictor
+from lambdanets.inference.predictor import Evaluation, Predictor, format_score
 from lambdanets.models import create_model
 from lambdanets.records import check
 from lambdanets.terminal import csv_table, plural, printable, text_table
@@ -116,11 +115,7 @@ class Classifier(Predictor):
 
         Raises InputError if they are NaN or inf, for example because the weights are damaged.
         """
-        return self.logits(images).softmax(dim=1)
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Return the outputs for preprocessed images as `probabilities` does, before the softmax."""
-        return self.finite_outputs(images).cpu()
+        return self.finite_outputs(images).cpu().softmax(dim=1)
 
     def evaluator(self, data: str | None = None, *, data_root: str | None = None) -> Self:
         """Return the evaluator on a dataset with the same classes: its validation split, or all images if it has none.
@@ -144,7 +139,7 @@ class Classifier(Predictor):
         """Return (index, label, predicted class, its probability, cross entropy) of each image."""
         if not len(batch.targets):
             return []
-        logits, labels = self.logits(batch.images), batch.targets.cpu()
+        logits, labels = self.finite_outputs(batch.images).cpu(), batch.targets.cpu()
         confidence, predicted = logits.softmax(dim=1).max(dim=1)
         losses = F.cross_entropy(logits, labels, reduction="none")
         columns = (batch.indices, labels, predicted, confidence, losses)

@@ -2,7 +2,7 @@
 
 import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -18,11 +18,10 @@ from lambdanets.data.coco.images import image_to_tensor, open_annotated, without
 from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.errors import InputError, first_few
 from lambdanets.files import nfc
-from lambdanets.inference.evaluation import Evaluation
 from lambdanets.inference.figures import SHEET, new_figure, save_figure
 from lambdanets.inference.model_card import CocoCard
-from lambdanets.inference.predictor import Predictor
-from lambdanets.inference.tiles import is_tiled
+from lambdanets.inference.predictor import Evaluation, Predictor
+from lambdanets.inference.tiles import is_tiled, predict_tiles
 from lambdanets.records import TileSize, check
 from lambdanets.terminal import echo
 
@@ -50,10 +49,11 @@ class CocoPredictor(Predictor):
     def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Any]:
         """Predict on images; those with a side of more than two tiles are divided. Arguments: see `predict`."""
         side = self.tile_side(tile_size)
-        whole = [image_to_tensor(image) for image in images if not is_tiled(image.size, side)]
-        predictions = iter(self.infer_tensors(whole))
+        whole = iter(self.infer_tensors([image_to_tensor(image) for image in images if not is_tiled(image.size, side)]))
         return [
-            self.infer_tiles(image, side, batch_size) if is_tiled(image.size, side) else next(predictions)
+            self.merge_tiles(predict_tiles(image, side, batch_size, self.infer_tensors), (image.height, image.width))
+            if is_tiled(image.size, side)
+            else next(whole)
             for image in images
         ]
 
@@ -62,8 +62,8 @@ class CocoPredictor(Predictor):
         """Predict on images, float32 (3, H, W) in [0, 1], without tiles."""
 
     @abstractmethod
-    def infer_tiles(self, image: Image, tile_size: int, batch_size: int) -> Any:
-        """Predict on overlapping tiles of an image, of which `batch_size` share a forward pass."""
+    def merge_tiles(self, tiles: Iterator[tuple[slice, slice, Any]], size: tuple[int, int]) -> Any:
+        """Return the prediction of an image (height, width) from those of overlapping tiles: rows, columns, each."""
 
     def evaluator(self, data: str | None = None, *, images: str | None = None) -> Self:
         """Return the evaluator on the validation data of the training, or on other data with the same categories.

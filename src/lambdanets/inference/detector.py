@@ -1,7 +1,6 @@
 """Trained detectors, and their evaluation on annotated datasets."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,17 +11,15 @@ from torch import Tensor
 
 from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.coco_scores import METRICS, coco_results, evaluate_results
 from lambdanets.inference.detections import COLUMNS, MASK_THRESHOLD, MIN_SCORE, Detections, measure_objects
-from lambdanets.inference.evaluation import Evaluation, format_score
 from lambdanets.inference.figures import draw_ground_truth, overlay
 from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
-from lambdanets.inference.predictor import save_image
-from lambdanets.inference.tiles import drop_duplicates, is_cut, tile_batches
+from lambdanets.inference.predictor import Evaluation, format_score, save_image
+from lambdanets.inference.tiles import drop_duplicates, is_cut
 from lambdanets.models.mask_rcnn import MaskRCNN, mask_rcnn
 from lambdanets.records import write_json
 from lambdanets.terminal import csv_table, plural
@@ -66,25 +63,20 @@ class Detector(CocoPredictor):
         all_outputs = self.outputs(images) if images else []
         return [Detections.from_outputs(outputs, self.classes) for outputs in all_outputs]
 
-    def infer_tiles(self, image: Image, tile_size: int, batch_size: int) -> Detections:
+    def merge_tiles(self, tiles: Iterator[tuple[slice, slice, Detections]], size: tuple[int, int]) -> Detections:
         """Memory: 4 bytes per pixel of the image, the cropped masks of all objects, and that for a batch of tiles."""
-        size = (image.height, image.width)
-        found: list[Detections] = []
-        tiles: list[int] = []
+        boxes, labels, scores, crops = [], [], [], []
+        tile_of: list[int] = []
         are_cut: list[bool] = []
-        for batch in tile_batches(size, tile_size, batch_size, "detecting"):
-            images = [image.crop((columns.start, rows.start, columns.stop, rows.stop)) for rows, columns in batch]
-            detected = self.infer_tensors([image_to_tensor(tile) for tile in images])
-            for (rows, columns), objects in zip(batch, detected, strict=True):
-                tiles += [len(found)] * len(objects)
-                are_cut += [is_cut(crop, rows, columns, size) for crop in objects.crops]
-                boxes = objects.boxes + torch.tensor([columns.start, rows.start, columns.start, rows.start])
-                crops = [CroppedMask(top + rows.start, left + columns.start, mask) for top, left, mask in objects.crops]
-                found.append(replace(objects, boxes=boxes, crops=crops))
-        names = ("boxes", "labels", "scores")
-        boxes, labels, scores = (torch.cat([getattr(each, name) for each in found]) for name in names)
-        crops = [crop for each in found for crop in each.crops]
-        return drop_duplicates(Detections(boxes, labels, scores, crops, size, self.classes), tiles, are_cut)
+        for number, (rows, columns, found) in enumerate(tiles):
+            tile_of += [number] * len(found)
+            are_cut += [is_cut(crop, rows, columns, size) for crop in found.crops]
+            boxes.append(found.boxes + torch.tensor([columns.start, rows.start] * 2))
+            labels.append(found.labels)
+            scores.append(found.scores)
+            crops += [CroppedMask(top + rows.start, left + columns.start, mask) for top, left, mask in found.crops]
+        objects = Detections(torch.cat(boxes), torch.cat(labels), torch.cat(scores), crops, size, self.classes)
+        return drop_duplicates(objects, tile_of, are_cut)
 
     def write(
         self, prediction: Detections, image: Image, number: int, stem: Path, options: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Loading of trained models of any task, from weight files and from folders in timm's hub format."""
+"""Trained models of any task are loaded, from weight files and folders in timm's hub format, and evaluated."""
 
 import os
 from collections.abc import Mapping
@@ -6,20 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from pydantic import PositiveInt
 from timm.data import ImageNetInfo
 from torch import Tensor
 
 from lambdanets.adoption import adopt, foreign_layers
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.device import resolve_device
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, explain_missing_extras
 from lambdanets.files import RECIPE
 from lambdanets.inference.model_card import ClassifierCard, ModelCard, read_card
-from lambdanets.inference.predictor import Predictor
+from lambdanets.inference.predictor import Evaluation, Predictor
 from lambdanets.models import create_model
 from lambdanets.models.factory import ADOPTED_PREFIX, read_hub_config
 from lambdanets.models.weights import CONFIG, WeightSource, build_with_weights, find_weights, read_weights
-from lambdanets.records import read_json, reraise_as_input_error
+from lambdanets.records import Workers, check, read_json, reraise_as_input_error
 from lambdanets.registry import predictor_of
 
 
@@ -42,6 +43,43 @@ def load(path: str | os.PathLike[str] | WeightSource, *, device: str | torch.dev
     model = build_with_weights(lambda: model_type.build(card, len(card.classes)), tensors, source.name)
     model.to(memory_format=torch.channels_last)  # faster convolutions on CPU and GPU
     return model_type(model.to(resolved).eval(), card)
+
+
+@explain_missing_extras()
+def evaluate(
+    model: Predictor | str | os.PathLike[str],
+    data: str | os.PathLike[str] | None = None,
+    *,
+    batch_size: int | None = None,
+    workers: int = 0,
+    device: str | torch.device | None = None,
+    **options: str | os.PathLike[str] | None,
+) -> Evaluation:
+    """Compute the accuracy of a classifier, the average precision of a detector, or Dice and IoU of a segmenter.
+
+    Args:
+        model: from `load`, or a path as for `load`.
+        data: by default the validation data of the training run. For a classifier, a dataset with the same classes, in
+            a format of `lambdanets train --data`: its validation split or, if it has none, all images. For a detector
+            or segmenter, a COCO instances file with the same categories.
+        batch_size: images per forward pass; by default 1, and 32 for a classifier.
+        workers: number of data loading processes.
+        device: moves the model to it.
+        options: of a detector or segmenter, images: those of data, a folder or an uncompressed tar. Of a classifier,
+            data_root: the folder of a dataset with a timm name such as "torch/cifar10".
+
+    Images are preprocessed as in the model card. Returns an `Evaluation`, whose class depends on the model.
+    """
+    check("batch_size", batch_size, PositiveInt | None)
+    check("workers", workers, Workers)
+    if isinstance(model, str | os.PathLike):
+        model = load(model, device=device)
+    elif not isinstance(model, Predictor):
+        raise InputError(f"model must be a model from load or a path, got {model!r}")
+    elif device is not None:
+        model.to(device)
+    passed = {name: os.fspath(path) for name, path in {"data": data, **options}.items() if path is not None}
+    return model.evaluator(**passed).evaluate(batch_size=batch_size, workers=workers)
 
 
 def read_model(source: WeightSource) -> tuple[dict[str, Tensor], ModelCard | None]:

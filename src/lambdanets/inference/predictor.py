@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -24,17 +24,43 @@ from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_open, atomic_write
 from lambdanets.inference.model_card import ModelCard
+from lambdanets.models.weights import NON_FINITE
 from lambdanets.progress import track
 from lambdanets.records import check, write_json
 from lambdanets.terminal import plural
 from lambdanets.work import encode_line
 
-if TYPE_CHECKING:
-    from lambdanets.inference.evaluation import Evaluation
-
 ImageInput = str | os.PathLike[str] | Image | np.ndarray | Tensor
 ImageInputs = ImageInput | Iterable[ImageInput]
 _INPUT_TYPES = (str, os.PathLike, Image, np.ndarray, Tensor)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Evaluation:
+    """The scores of a model on the readable images of a labeled set.
+
+    scores: for scores.json and result.json.
+    metrics: as in metrics.csv; None for those that the set does not define.
+    lines: the scores as text, for the end of training and of an evaluation.
+    counts: the number of images, and of what was found in them, as text.
+    measures: `Predictor.measure` of the images. unreadable: one message for each of the others.
+    """
+
+    scores: dict[str, Any]
+    metrics: dict[str, float | None]
+    lines: list[str]
+    counts: str
+    measures: Sequence[Any] = ()
+    unreadable: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        metrics = (f"{name} {format_score(value)}" for name, value in self.metrics.items())
+        return f"{type(self).__name__}({', '.join([self.counts, *metrics])})"
+
+
+def format_score(value: float | None) -> str:
+    """Format a score with four digits, or None as a dash."""
+    return "-" if value is None else f"{value:.4f}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -92,8 +118,7 @@ class Predictor(ABC):
         """Return `outputs` in float32. Raises InputError if some are NaN or inf, which would still give classes."""
         outputs = self.outputs(images).float()
         if not outputs.isfinite().all():
-            cause = "its weights are damaged, or too large for their dtype"
-            raise InputError(f"the outputs of {self.card.model} must be finite, got NaN or inf: {cause}")
+            raise InputError(f"the outputs of {self.card.model} must be finite, got NaN or inf: {NON_FINITE}")
         return outputs
 
     def predict(
@@ -212,7 +237,7 @@ class Predictor(ABC):
         A task declares the parameters that it has; those that `lambdanets evaluate` has are its options there.
         """
 
-    def evaluate(self, *, batch_size: int | None = None, workers: int = 0) -> "Evaluation":
+    def evaluate(self, *, batch_size: int | None = None, workers: int = 0) -> Evaluation:
         """Return the scores on `images`, by default those of `evaluator()`. Raises InputError if all are unreadable."""
         if self.images is None:
             return self.evaluator().evaluate(batch_size=batch_size, workers=workers)
@@ -237,7 +262,7 @@ class Predictor(ABC):
         """Return a tuple for each readable image of a batch, if any, its index first, that can be pickled."""
 
     @abstractmethod
-    def score(self, measures: list[Any]) -> "Evaluation":
+    def score(self, measures: list[Any]) -> Evaluation:
         """Return the scores of measures, which are in the order of the images."""
 
     def draw(self, evaluation: Any, folder: Path) -> None:  # noqa: B027 - a task may have no figures

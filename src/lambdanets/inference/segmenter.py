@@ -1,6 +1,6 @@
 """Trained segmenters, the semantic masks that they predict, and their evaluation on annotated datasets."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,12 @@ from torchvision.transforms.v2.functional import normalize
 
 from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
-from lambdanets.data.coco.images import image_to_tensor, make_semantic_mask
+from lambdanets.data.coco.images import make_semantic_mask
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.coco_predictor import CocoPredictor
-from lambdanets.inference.evaluation import Evaluation, format_score
 from lambdanets.inference.figures import overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
-from lambdanets.inference.predictor import save_image
+from lambdanets.inference.predictor import Evaluation, format_score, save_image
 from lambdanets.inference.segmentation_scores import SCORES, count_image, summarize
 from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
@@ -75,9 +74,9 @@ class Segmenter(CocoPredictor):
         batches = [torch.stack([*images])] if have_one_size else [image[None] for image in images]
         return [self._segmentation(found) for batch in batches for found in self._probabilities(batch)]
 
-    def infer_tiles(self, image: Image.Image, tile_size: int, batch_size: int) -> Segmentation:
-        num_classes, tensor = len(self.classes), image_to_tensor(image)
-        return self._segmentation(blend_tiles(tensor, num_classes, tile_size, self._probabilities, batch_size))
+    def merge_tiles(self, tiles: Iterator[tuple[slice, slice, Segmentation]], size: tuple[int, int]) -> Segmentation:
+        maps = ((rows, columns, tile.probabilities) for rows, columns, tile in tiles)
+        return self._segmentation(blend_tiles(maps, (len(self.classes), *size)))
 
     def _probabilities(self, images: Tensor) -> Tensor:
         """Return the probabilities (B, classes, H, W) of images (B, 3, H, W), as float32 on the CPU."""

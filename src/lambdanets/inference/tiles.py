@@ -8,12 +8,15 @@ one of them. Objects up to the size of the overlap are complete in at least one 
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
+from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.inference.detections import Detections
 from lambdanets.progress import track
@@ -26,44 +29,40 @@ def is_tiled(size: Sequence[int], tile_size: int) -> bool:
     return 0 < 2 * tile_size < max(size)
 
 
-def tile_batches(
-    size: Sequence[int], tile_size: int, batch_size: int, label: str
-) -> Iterator[list[tuple[slice, slice]]]:
-    """Yield the rows and columns of the tiles of an image (height, width), in batches, and show progress.
+def predict_tiles(
+    image: Image, tile_size: int, batch_size: int, predict: Callable[[list[Tensor]], list[Any]]
+) -> Iterator[tuple[slice, slice, Any]]:
+    """Yield rows, columns and prediction of each tile of an image, and show progress.
 
     All tiles have the same size: tile_size, or the image's side if that is shorter. They overlap by at least a quarter.
+
+    batch_size: tiles per call of `predict`, which takes them as `image_to_tensor` returns them.
     """
-    rows, columns = (
-        [slice(start, start + min(side, tile_size)) for start in _starts(side, tile_size)] for side in size
+    columns, rows = (
+        [slice(start, start + min(side, tile_size)) for start in _starts(side, tile_size)] for side in image.size
     )
     tiles = list(itertools.product(rows, columns))
     batches = [tiles[start : start + batch_size] for start in range(0, len(tiles), batch_size)]
-    yield from track(batches, label, len(batches), "batches of tiles")
+    for batch in track(batches, "predicting", len(batches), "batches of tiles"):
+        crops = (image.crop((columns.start, rows.start, columns.stop, rows.stop)) for rows, columns in batch)
+        predictions = predict([image_to_tensor(crop) for crop in crops])
+        yield from ((*tile, prediction) for tile, prediction in zip(batch, predictions, strict=True))
 
 
-def blend_tiles(
-    image: Tensor, channels: int, tile_size: int, predict: Callable[[Tensor], Tensor], batch_size: int = 1
-) -> Tensor:
-    """Predict maps (C, H, W) of an image (3, H, W) from its tiles. In overlaps, predictions are averaged.
+def blend_tiles(tiles: Iterable[tuple[slice, slice, Tensor]], shape: tuple[int, int, int]) -> Tensor:
+    """Return maps, float32 (C, H, W), of an image from those of its tiles, (C, h, w), by averaging them in overlaps.
 
     The weight of a prediction in a tile of side t is the product of min(i + 1, t - i, o + 1) over both axes, where i is
     the position in the tile and o = t // 4: it falls linearly where tiles overlap, so there are no seams.
 
-    channels: C. batch_size: tiles per forward pass.
-    predict: maps tiles (B, 3, t, t) to (B, C, t, t) float32 on the CPU.
-
-    Memory: the result, one map of weights, and that of `predict` for a batch.
+    tiles: rows, columns and maps. Memory: the result, one map of weights, and that for a batch of tiles.
     """
-    size = image.shape[1:]
-    sides = [torch.arange(min(side, tile_size)) for side in size]
-    ramps = [1 + torch.minimum(i, i.flip(0)).clamp(max=len(i) // 4).float() for i in sides]
-    weights = torch.outer(*ramps)
-    result, total = torch.zeros(channels, *size), torch.zeros(size)
-    for batch in tile_batches(size, tile_size, batch_size, "predicting"):
-        predictions = predict(torch.stack([image[:, rows, columns] for rows, columns in batch]))
-        for (rows, columns), prediction in zip(batch, predictions, strict=True):
-            result[:, rows, columns] += weights * prediction
-            total[rows, columns] += weights
+    result, total = torch.zeros(shape), torch.zeros(shape[1:])
+    for rows, columns, maps in tiles:
+        sides = (torch.arange(side) for side in maps.shape[1:])
+        weights = torch.outer(*(1 + torch.minimum(i, i.flip(0)).clamp(max=len(i) // 4).float() for i in sides))
+        result[:, rows, columns] += weights * maps
+        total[rows, columns] += weights
     return result.div_(total)
 
 

@@ -98,16 +98,23 @@ def create_model(
         if overrides.get("features_only"):
             weights = {name: weights[name] for name in state if name in weights}
         if num_classes == 0 or num_classes != num_trained_classes:  # the classifier, if any, keeps its random weights
-            classifier = f"{model.pretrained_cfg.get('classifier', '')}."
-            kept = {name: tensor for name, tensor in state.items() if name.startswith(classifier)}
-            weights = {name: x for name, x in weights.items() if not name.startswith(classifier)} | kept
-        first = f"{model.pretrained_cfg.get('first_conv')}.weight"
-        if first in state.keys() & weights.keys() and weights[first].shape[1] == 3:  # for other in_chans, as in timm
-            weights[first] = adapt_input_conv(state[first].shape[1], weights[first].float())
+            classifiers = tuple(f"{name}." for name in _module_names(model, "classifier"))
+            kept = {name: tensor for name, tensor in state.items() if name.startswith(classifiers)}
+            weights = {name: x for name, x in weights.items() if not name.startswith(classifiers)} | kept
+        for first in (f"{name}.weight" for name in _module_names(model, "first_conv")):
+            # for other in_chans, as in timm
+            if first in state.keys() & weights.keys() and weights[first].shape[1] == 3:
+                weights[first] = adapt_input_conv(state[first].shape[1], weights[first].float())
         load_tensors(model, weights, str(pretrained))
     if adopts:
         adopt(model)
     return model
+
+
+def _module_names(model: Any, key: str) -> tuple[str, ...]:
+    """Return the modules that timm's configuration names, such as both classifiers of a distilled transformer."""
+    names = model.pretrained_cfg.get(key) or ()
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _option_names(name: str) -> set[str]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from timm.models import is_model_in_modules
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torchvision.models.detection import MaskRCNN as TorchvisionMaskRCNN
 from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
@@ -34,6 +34,7 @@ from lambdanets.models.padding import (
     keep_for_backward,
     padded_batch,
 )
+from lambdanets.models.weights import NON_FINITE
 from lambdanets.ops.precision import accumulation_dtype
 
 Target = dict[str, Tensor]
@@ -173,8 +174,15 @@ def _cast_inputs_to_weights(head: nn.Module, inputs: Any) -> Any:
 
 
 def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
-    """Cast outputs to float32 or float64, before boxes and masks are computed from them; a forward hook."""
-    return tree_map(lambda x: x.to(accumulation_dtype(x.dtype)), outputs)
+    """Cast outputs to float32 or float64, before boxes and masks are computed from them; a forward hook.
+
+    Raises InputError if some are NaN or inf in evaluation: torchvision would drop such objects, and find none.
+    """
+    outputs = tree_map(lambda x: x.to(accumulation_dtype(x.dtype)), outputs)
+    is_checked = not (head.training or torch.compiler.is_compiling() or torch.jit.is_tracing())
+    if is_checked and not all(x.isfinite().all() for x in tree_leaves(outputs)):
+        raise InputError(f"the outputs of {type(head).__name__} must be finite, got NaN or inf: {NON_FINITE}")
+    return outputs
 
 
 def _roi_align(strides: Sequence[int], output_size: int) -> MultiScaleRoIAlign:

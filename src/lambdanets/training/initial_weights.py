@@ -33,7 +33,8 @@ def load_initial_weights(model: Any, weights: str, classes: Sequence[str]) -> di
     classes_differ = card is not None and [*map(nfc, card.classes)] != [*map(nfc, classes)]
     backbone = getattr(model, "BACKBONE", "")
     head = None if backbone else model.get_classifier()
-    heads = model.HEADS if backbone else [name for name, module in model.named_modules() if module is head]
+    last = head if isinstance(head, tuple) else (head,)  # of distilled transformers, two
+    heads = model.HEADS if backbone else [name for name, module in model.named_modules() if module in last]
     is_classifier = backbone and not any(f"{backbone}." in name for name in tensors)
     module = model.get_submodule(backbone) if is_classifier else model
     state = module.state_dict()
