@@ -89,6 +89,7 @@ def test_features_match_feature_info(name, feature_cls):
         ("lambda_resnet50", {"head": 8}, "^lambda_resnet50 has no option 'head'; the nearest is heads$"),
         ("lambda_resnet50", {"pretrained": True}, "lambda_resnet50 cannot be built: No pretrained weights exist"),
         ("resnetrs50_plain", {"scope": 7}, "resnetrs50_plain has no option 'scope'$"),
+        ("unet_small", {"block_args": 1}, "unet_small has no option 'block_args'$"),
         ("local-dir:/no/such/folder", {"pretrained": True}, "^/no/such/folder/config.json is not a config"),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +122,10 @@ def _option_names(name: str) -> set[str]:
     """Return the names of the arguments of a model: of its function, its class and the base classes."""
     with torch.device("meta"):
         network = type(timm.create_model(name))
-    callables = (model_entrypoint(name), *network.__mro__[:-1])  # without object
-    return {*getattr(network, "LAYER_OPTIONS", ())}.union(*(inspect.signature(each).parameters for each in callables))
+    signatures = map(inspect.signature, (model_entrypoint(name), *network.__mro__[:-1]))  # without object
+    parameters = chain.from_iterable(each.parameters.values() for each in signatures)
+    names = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
+    return names.union(getattr(network, "LAYER_OPTIONS", ()))
 
 
 def check_architecture(name: str, options: Iterable[str] = ()) -> None:
