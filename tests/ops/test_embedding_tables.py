@@ -1,29 +1,14 @@
-import itertools
 import math
 
 import pytest
 import torch
 
-from lambdanets.ops import resize_table
+from lambdanets.ops import definition, resize_table
 from lambdanets.ops.tables import pairwise_embeddings
 
 
 def random(*shape, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
-
-
-def reference_embeddings(table, grid, dilation, context_grid):
-    """Compute E (S_1..S_D, k, u, C_1..C_D) by a loop over pairs."""
-    dimensions = len(grid)
-    result = torch.zeros(*grid, *context_grid, *table.shape[dimensions:], dtype=table.dtype)
-    for n in itertools.product(*map(range, grid)):
-        for m in itertools.product(*map(range, context_grid)):
-            steps = [divmod(context - query, dilation) for query, context in zip(n, m, strict=True)]
-            index = [step + side // 2 for (step, _), side in zip(steps, table.shape, strict=False)]
-            inside = all(0 <= i < side for i, side in zip(index, table.shape, strict=False))
-            if inside and all(remainder == 0 for _, remainder in steps):
-                result[(*n, *m)] = table[tuple(index)]
-    return result.movedim((-2, -1), (dimensions, dimensions + 1))
 
 
 # query grid, context grid, sides of the table
@@ -40,10 +25,11 @@ PAIRS = {
 
 @pytest.mark.parametrize("dilation", [1, 2])
 @pytest.mark.parametrize(("grid", "context_grid", "sides"), PAIRS.values(), ids=PAIRS.keys())
-def test_pairwise_embeddings_and_gradients_equal_a_loop_over_pairs(grid, context_grid, sides, dilation):
+def test_pairwise_embeddings_and_gradients_equal_the_definition(grid, context_grid, sides, dilation):
     table = random(*sides, 2, 3).requires_grad_()
-    functions = (pairwise_embeddings, reference_embeddings)
-    results = [function(table, grid, dilation, context_grid) for function in functions]
+    expected = definition.relative_embeddings(table, grid, dilation=dilation, context_grid=context_grid)
+    pairs = expected.movedim(1, 3).unflatten(0, grid).unflatten(-1, context_grid)
+    results = [pairwise_embeddings(table, grid, dilation, context_grid), pairs]
     assert torch.equal(*results)
     weights = random(*results[0].shape)
     torch.testing.assert_close(*(torch.autograd.grad(result, table, weights)[0] for result in results))
@@ -110,7 +96,7 @@ def test_half_precision_is_computed_in_float32_and_keeps_its_dtype(dtype):
     [
         ((5, 7, 4), (5, 6), r"sides must be 1, 2 or 3 integers, odd and positive, got \(5, 6\)"),
         ((5, 7, 4), 5, "sides must be 1, 2 or 3 integers.*got 5"),
-        ((5, 7, 4), (3, 3, 3), r"table must be \(r_1, r_2, r_3, k\) or .*, because sides has 3 elements, got shape"),
+        ((5, 7, 4), (3, 3, 3), r"table must be \(r_1, r_2, r_3, k\) or \(r_1, r_2, r_3, k, u\), got shape \(5, 7, 4\)"),
         ((5, 7, 4, 2), (3,), r"table must be \(r_1, k\) or"),
         ((5, 8, 4), (3, 3), r"table must have odd sides.*got \(5, 8, 4\)"),
     ],

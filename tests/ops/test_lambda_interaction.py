@@ -244,13 +244,16 @@ def test_large_keys_do_not_overflow_in_float16(causal):
 ZEROS, ONES = torch.zeros, torch.ones
 INVALID_ARGUMENTS = [
     ({"queries": ZEROS(2, N, K)}, r"queries must be \(b, h, n, k\)"),
-    ({"keys": ZEROS(2, M, 9)}, rf"keys must be \(b, m, k\) = \(2, {M}, {K}\)"),
+    ({"keys": ZEROS(2, M, 9)}, rf"keys must be \(b, m, k\) with b = 2, k = {K}, m = {M}, got shape \(2, 7, 9\)"),
     ({"keys": None, "embeddings": None}, "keys and embeddings must not both be None"),
-    ({"values": ZEROS(1, M, V)}, "values must have batch size 2, like queries"),
-    ({"values": ZEROS(2, 2, M, V), "multi_head": True}, r"keys must be \(b, h, m, k\) = \(2, 2, 7, 4\)"),
-    ({"embeddings": ZEROS(M, N, K)}, rf"embeddings must be \(n, m, k\) = \({N}, {M}, {K}\)"),
+    ({"values": ZEROS(1, M, V)}, r"values must be \(b, m, v\) or \(b, m, v, u\) with b = 2, got shape"),
+    ({"values": ZEROS(2, 2, M, V), "multi_head": True}, r"keys must be \(b, h, m, k\) with"),
+    ({"embeddings": ZEROS(M, N, K)}, r"embeddings must be \(n, m, k\) or \(b, n, m, k\) with"),
     ({"mask": ONES(N, M)}, "mask must be bool.*got torch.float32"),
-    ({"mask": ONES(M, N).bool()}, r"mask must be bool, \(n, m\) = \(5, 7\)"),
+    (
+        {"mask": ONES(M, N).bool()},
+        r"mask must be \(n, m\) or \(1, m\) or .* with b = 2, n = 5, m = 7, got shape",
+    ),
     ({"causal": True}, "context must have 5 positions, like queries, if causal is True; got 7"),
 ]
 
@@ -265,10 +268,13 @@ def test_rejects_invalid_arguments(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"values": ZEROS(2, M + 1, V)}, "keys and values must be"),
-        ({"keys": ZEROS(2, M, K, 2), "values": ZEROS(2, M, V, 3)}, "values must have u = 2, like keys"),
+        ({"values": ZEROS(2, M + 1, V)}, r"values must be \(b, m, v\) with b = 2, m = 7"),
+        (
+            {"keys": ZEROS(2, M, K, 2), "values": ZEROS(2, M, V, 3)},
+            r"values must be \(b, m, v, u\) with .*, u = 2",
+        ),
         ({"normalize_keys": "max"}, "normalize_keys must be.*got 'max'"),
-        ({"mask": ONES(M)}, r"mask must be bool, \(m,\) = \(7,\)"),
+        ({"mask": ONES(M)}, "mask must be bool, got torch.float32"),
     ],
 )
 def test_content_lambda_rejects_invalid_arguments(changes, message):

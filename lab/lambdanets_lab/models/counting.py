@@ -24,7 +24,7 @@ def count_flops(model: nn.Module, image_size: int, *, single_application: bool =
     """
 
     def interaction(*shapes: Any, **_: Any) -> int:
-        queries, _, values, content = shapes[:4]
+        queries, _, values, content = shapes[1:5]
         applications = int(content is not None and not single_application)  # in addition to that of the sum
         return interaction_flops(*shapes) + 2 * applications * math.prod(queries) * values[2]
 

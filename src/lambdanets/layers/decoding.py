@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lambdanets.layers.base import LambdaBase
 from lambdanets.ops.checks import check_sizes, check_tensors
-from lambdanets.ops.decoding import ContentState, causal_window, content_step, query_embeddings
+from lambdanets.ops.decoding import ContentState, causal_window, content_step, window_embeddings
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, without_autocast
 
 
@@ -133,9 +133,9 @@ def _check_eval(layer: LambdaBase) -> None:
 def _window_embeddings(layer: LambdaBase, state: DecodingState) -> Tensor:
     """Return the embeddings (lambdas, w + 1, k, u) between the current position and the last w positions and itself."""
     context = torch.arange(-state.values.shape[2], 1, device=state.values.device) + state.position
-    options = (state.grid or (0,), layer.dilation, state.position, context)
+    options = (state.grid or (0,), layer.dilation, context)
     terms = [
-        torch.stack([query_embeddings(table, *options) for table in relative.tables])
+        torch.stack([window_embeddings(table, *options) for table in relative.tables])
         for relative in layer.relative_embeddings
     ]
     return functools.reduce(torch.add, terms)

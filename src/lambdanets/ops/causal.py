@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.precision import accumulation_dtype, sqrt_or_one
+from lambdanets.ops.tables import pad_axis
 from lambdanets.ops.tracing import is_exporting
 
 CHUNK = 16  # positions
@@ -132,8 +133,8 @@ def _exportable_running_maximum(keys: Tensor) -> Tensor:
 def _scan_maximum(x: Tensor, dim: int, length: int) -> Tensor:
     """Return the running maximum along an axis of at most `length` elements, by a scan in log2(length) steps."""
     for step in range((length - 1).bit_length()):
-        padding = [0, 0] * (x.ndim - 1 - dim) + [1 << step, 0]
-        x = torch.maximum(x, F.pad(x, padding, value=-torch.inf).narrow(dim, 0, x.shape[dim]))
+        earlier = pad_axis(x, dim, 1 << step, 0, -torch.inf).narrow(dim, 0, x.shape[dim])
+        x = torch.maximum(x, earlier)
     return x
 
 
@@ -169,8 +170,7 @@ def _split_into_chunks(x: Tensor, axis: int, length: int, fill: float = 0.0) -> 
     """
     size = x.shape[axis]
     num_chunks = size // length + 2
-    padded = F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [0, num_chunks * length - size], value=fill)
-    return padded.unflatten(axis, (num_chunks, length))
+    return pad_axis(x, axis, 0, num_chunks * length - size, fill).unflatten(axis, (num_chunks, length))
 
 
 def _future_mask(length: int, device: torch.device, diagonal: int) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.ops.checks import check_tensors
+from lambdanets.ops.checks import check_mask, check_shape, check_tensors
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, sqrt_or_one, without_autocast
 
 # Implemented in `normalize_over_context`, `mask_context`, causal.py, decoding.py, definition.py.
@@ -29,25 +29,16 @@ def content_lambda(
     wider. Cost: b m k v u multiply-adds. Raises ValueError naming the invalid argument.
     """
     check_tensors({"mask": mask}, keys=keys, values=values)
-    if keys.ndim not in (3, 4) or keys.ndim != values.ndim or keys.shape[:2] != values.shape[:2]:
-        raise ValueError(
-            "keys and values must be (b, m, k) and (b, m, v), or both with a trailing u; "
-            f"got shapes {tuple(keys.shape)} and {tuple(values.shape)}"
-        )
-    if keys.shape[3:] != values.shape[3:]:
-        raise ValueError(f"values must have u = {keys.shape[3]}, like keys, got shape {tuple(values.shape)}")
+    sizes: dict[str, int] = {}
+    check_shape(sizes, "keys", keys, "b m k", "b m k u")
+    check_shape(sizes, "values", values, "b m v u" if "u" in sizes else "b m v")
     check_normalization(normalize_keys)
-    batch, context = keys.shape[:2]
-    shapes = ((context,), (1, context), (batch, context))
-    if mask is not None and (mask.dtype != torch.bool or tuple(mask.shape) not in shapes):
-        raise ValueError(
-            f"mask must be bool, (m,) = {(context,)} or (b, m) = {(batch, context)}; "
-            f"got {mask.dtype} of shape {tuple(mask.shape)}"
-        )
+    if mask is not None:
+        check_mask(sizes, mask, "m", "1 m", "b m")
     dtype, result_dtype = compute_and_result_dtype(keys=keys, values=values)
     keys, values = keys.to(dtype), values.to(dtype)
     if mask is not None:
-        keys, values = mask_context(keys, values, mask.expand(batch, context), normalize_keys)
+        keys, values = mask_context(keys, values, mask.expand(keys.shape[:2]), normalize_keys)
     with without_autocast(keys.device):
         return shared_lambda(keys, values, normalize_keys).to(result_dtype)
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lambdanets.ops.definition import embeddings_at
 from lambdanets.ops.precision import sqrt_or_one
 
 
@@ -42,28 +43,18 @@ def content_step(
     return queries @ content, ContentState(maxima, norms, sums)
 
 
-def query_embeddings(
-    table: Tensor, grid: tuple[int, ...], dilation: int, query: int | Tensor, context: Tensor
-) -> Tensor:
-    """Return e[n, m] = R[center + (m - n) / dilation] for a query n and context positions m, (m, k, u).
+def window_embeddings(table: Tensor, grid: tuple[int, ...], dilation: int, context: Tensor) -> Tensor:
+    """Return e[n, m] = R[center + (m - n) / dilation] (m, k, u) for context positions m, of which the last is also n.
 
     table: (r_1..r_D, k, u). grid: (S_1..S_D), of which S_1 is not used. context: int64, positions in
     row-major order. Positions before the first, which are negative, get arbitrary embeddings.
     """
-    dimensions = len(grid)
-    query = torch.zeros_like(context) + query
-    index, inside = torch.zeros_like(context), torch.ones_like(context, dtype=torch.bool)
-    for axis, r in enumerate(table.shape[:dimensions]):
-        stride = torch.Size(grid[axis + 1 :]).numel()
-        coordinates = [x.div(stride, rounding_mode="floor") for x in (context, query)]
-        if axis > 0:
-            coordinates = [x % grid[axis] for x in coordinates]
-        offset = coordinates[0] - coordinates[1]
-        step = offset.div(dilation, rounding_mode="floor") + r // 2
-        inside = inside & (offset % dilation == 0) & (step >= 0) & (step < r)
-        index = index * r + step.clamp(0, r - 1)
-    rows = table.flatten(0, dimensions - 1)[index]
-    return rows.masked_fill(~inside[:, None, None], 0)
+    offsets = []
+    for axis, side in enumerate(grid):
+        coordinates = context.div(torch.Size(grid[axis + 1 :]).numel(), rounding_mode="floor")
+        coordinates = coordinates % side if axis > 0 else coordinates
+        offsets.append(coordinates - coordinates[-1:])
+    return embeddings_at(table, offsets, dilation)
 
 
 def causal_window(scope: tuple[int, ...], grid: tuple[int, ...] | None, dilation: int) -> int:
@@ -71,10 +62,8 @@ def causal_window(scope: tuple[int, ...], grid: tuple[int, ...] | None, dilation
 
     Positions are in row-major order. grid: None for a sequence of any length.
     """
-    if grid is None:
-        return scope[0] // 2 * dilation + 1
     total, stride = 1, 1
-    for r, side in zip(reversed(scope), reversed(grid), strict=True):
+    for r, side in zip(reversed(scope), reversed(grid or (1 << 62,)), strict=True):
         total += min(r // 2 * dilation, side - 1) * stride
         stride *= side
     return total

@@ -7,7 +7,6 @@ r scope, E position embeddings of all pairs (n, m), R table of relative position
 The einsum strings in the pseudo-code of Figs. 3 and 8 have typos; the code below follows Eqs. 1 and 2.
 """
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -79,23 +78,37 @@ def position_interaction(
     return lambda_interaction(queries, None, values, embeddings)
 
 
-def relative_embeddings(table: Tensor, grid: Sequence[int], *, dilation: int = 1, causal: bool = False) -> Tensor:
+def relative_embeddings(
+    table: Tensor,
+    grid: Sequence[int],
+    *,
+    dilation: int = 1,
+    causal: bool = False,
+    context_grid: Sequence[int] | None = None,
+) -> Tensor:
     """Return e[n,m] = R[center + (m - n) / dilation] (n, m, k[, u]) from the table R (r_1..r_D, k[, u]).
 
     It is zero where the offset is outside the table or not a multiple of the dilation and, if causal, where m comes
-    after n in row-major order.
+    after n in row-major order. context_grid: that of m, with the same origin; None if both grids are equal.
     """
-    sides = table.shape[: len(grid)]
-    positions = list(itertools.product(*(range(side) for side in grid)))
-    entries = torch.cat([table.flatten(0, len(grid) - 1), torch.zeros_like(table[(0,) * len(grid)])[None]])
-    pairs = []
-    for n, query in enumerate(positions):
-        for m, context in enumerate(positions):
-            offsets = [c - q for c, q in zip(context, query, strict=True)]
-            index = [o // dilation + r // 2 for o, r in zip(offsets, sides, strict=True)]
-            is_entry = all(0 <= i < r for i, r in zip(index, sides, strict=True)) and not (causal and m > n)
-            entry = 0
-            for i, r in zip(index, sides, strict=True):
-                entry = entry * r + i
-            pairs.append(entry if is_entry and all(o % dilation == 0 for o in offsets) else len(entries) - 1)
-    return entries[pairs].unflatten(0, (len(positions), len(positions)))
+    sides = (grid, grid if context_grid is None else context_grid)
+    queries, context = (torch.cartesian_prod(*map(torch.arange, s)).view(-1, len(grid)) for s in sides)
+    offsets = (context - queries[:, None]).to(table.device)  # (n, m, D)
+    embeddings = embeddings_at(table, offsets.unbind(-1), dilation)
+    if causal:
+        embeddings = embeddings.movedim((0, 1), (-2, -1)).tril().movedim((-2, -1), (0, 1))
+    return embeddings
+
+
+def embeddings_at(table: Tensor, offsets: Sequence[Tensor], dilation: int) -> Tensor:
+    """Return R[center + offset / dilation] (.., k[, u]) for int64 offsets (..) along each axis of R (r_1..r_D, k[, u]).
+
+    It is zero where an offset is outside the table or not a multiple of the dilation.
+    """
+    index, inside = torch.zeros_like(offsets[0]), torch.ones_like(offsets[0], dtype=torch.bool)
+    for offset, r in zip(offsets, table.shape, strict=False):
+        step = offset.div(dilation, rounding_mode="floor") + r // 2
+        inside = inside & (offset % dilation == 0) & (step >= 0) & (step < r)
+        index = index * r + step.clamp(0, r - 1)
+    rows = table.flatten(0, len(offsets) - 1)[index]
+    return rows.masked_fill(~inside[(..., *(None,) * (rows.ndim - index.ndim))], 0)

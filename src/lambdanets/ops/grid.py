@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lambdanets.ops.checks import check_flags, check_sizes, check_tensors
+from lambdanets.ops.checks import check_flags, check_shape, check_sizes, check_tensors
 from lambdanets.ops.position.choose import Plan, check_algorithm
 from lambdanets.ops.position.dilation import undilate
 from lambdanets.ops.position.position_term import compute_position_term, make_plan
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
-from lambdanets.ops.tracing import static_shape
+from lambdanets.ops.tables import check_table
 
 
 def position_interaction(
@@ -107,30 +107,15 @@ def check_factors(
 ) -> None:
     """Raise ValueError, with the expected and the actual shape, unless the shapes are consistent."""
     check_tensors({"content": content}, queries=queries, table=table, values=values)
-    if queries.ndim != 4:
-        raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
-    if values.ndim not in (3, 4):
-        raise ValueError(f"values must be (b, n, v) or (b, n, v, u), got shape {tuple(values.shape)}")
     if not 1 <= len(grid) <= 3:
         raise ValueError(f"grid must have 1, 2 or 3 dimensions, got {grid}")
     check_sizes(**{f"grid[{axis}]": side for axis, side in enumerate(grid)})
-    batch, heads, positions, depth = static_shape(queries)
-    sizes = dict(zip(("v of values", "u of values"), static_shape(values)[2:], strict=False))
-    check_sizes(**{"h of queries": heads, "k of queries": depth}, **sizes)
-    if math.prod(grid) != positions:
-        raise ValueError(f"grid must have {positions} positions like queries, got {grid} with {math.prod(grid)}")
-    if values.shape[:2] != (batch, positions):
-        raise ValueError(
-            f"values must have (b, n) = {(batch, positions)} like queries, got shape {tuple(values.shape)}"
-        )
-    expected = (depth, *values.shape[3:])
-    if table.ndim != len(grid) + len(expected) or tuple(table.shape[len(grid) :]) != expected:
-        letters = "(k, u)" if values.ndim == 4 else "(k,)"
-        raise ValueError(
-            f"table must have {len(grid)} offset axes and then {letters} = {expected}, got shape {tuple(table.shape)}"
-        )
-    if any(side % 2 == 0 for side in table.shape[: len(grid)]):
-        raise ValueError(f"table must have odd sides, so that offset 0 is its center, got {tuple(table.shape)}")
-    expected = (batch, depth, values.shape[2])
-    if content is not None and tuple(content.shape) != expected:
-        raise ValueError(f"content must be (b, k, v) = {expected}, got shape {tuple(content.shape)}")
+    sizes: dict[str, int] = {}
+    check_shape(sizes, "queries", queries, "b h n k")
+    check_shape(sizes, "values", values, "b n v", "b n v u")
+    check_sizes(**{f"size {letter}": size for letter, size in sizes.items() if letter != "b"})
+    if math.prod(grid) != sizes["n"]:
+        raise ValueError(f"grid must have {sizes['n']} positions like queries, got {grid} with {math.prod(grid)}")
+    check_table(table, len(grid), sizes, "k u" if "u" in sizes else "k")
+    if content is not None:
+        check_shape(sizes, "content", content, "b k v")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.causal import causal_content
-from lambdanets.ops.checks import check_flags, check_tensors
+from lambdanets.ops.checks import check_flags, check_mask, check_shape, check_tensors
 from lambdanets.ops.content import check_normalization, mask_context, normalize_over_context, shared_lambda
 from lambdanets.ops.precision import compute_and_result_dtype, without_autocast
 
@@ -53,41 +53,26 @@ def lambda_interaction(
     check_tensors(optional, queries=queries, values=values)
     check_flags(multi_head=multi_head, causal=causal)
     check_normalization(normalize_keys)
-    if queries.ndim != 4:
-        raise ValueError(f"queries must be (b, h, n, k), got shape {tuple(queries.shape)}")
-    batch, heads, positions, depth = queries.shape
-    lead, letters = ((batch, heads), "b, h") if multi_head else ((batch,), "b")
-    if values.ndim not in (len(lead) + 2, len(lead) + 3):
-        raise ValueError(f"values must be ({letters}, m, v) or ({letters}, m, v, u), got shape {tuple(values.shape)}")
     if keys is None and embeddings is None:
         raise ValueError("keys and embeddings must not both be None; pass keys, embeddings or both")
-    if values.shape[0] != batch:
-        raise ValueError(f"values must have batch size {batch}, like queries, got shape {tuple(values.shape)}")
-    if multi_head and values.shape[1] != heads:
-        raise ValueError(f"values must have {heads} heads, like queries, got shape {tuple(values.shape)}")
-    context, intra = values.shape[len(lead)], tuple(values.shape[len(lead) + 2 :])
-    u = ", u" if intra else ""
-    if keys is not None and tuple(keys.shape) != (*lead, context, depth, *intra):
-        raise ValueError(
-            f"keys must be ({letters}, m, k{u}) = {(*lead, context, depth, *intra)}, got shape {tuple(keys.shape)}"
-        )
+    sizes: dict[str, int] = {}
+    h = "h " if multi_head else ""
+    check_shape(sizes, "queries", queries, "b h n k")
+    check_shape(sizes, "values", values, f"b {h}m v", f"b {h}m v u")
+    if causal and sizes["m"] != sizes["n"]:
+        raise ValueError(f"context must have {sizes['n']} positions, like queries, if causal is True; got {sizes['m']}")
+    u = " u" if "u" in sizes else ""
+    if keys is not None:
+        check_shape(sizes, "keys", keys, f"b {h}m k{u}")
     if embeddings is not None:
-        shared = (*lead[1:], positions, context, depth, *intra)
-        if tuple(embeddings.shape) not in (shared, (batch, *shared)):
-            h = "h, " if multi_head else ""
-            raise ValueError(
-                f"embeddings must be ({h}n, m, k{u}) = {shared}, or the same with a leading batch of {batch}; "
-                f"got shape {tuple(embeddings.shape)}"
-            )
-    if causal and context != positions:
-        raise ValueError(f"context must have {positions} positions, like queries, if causal is True; got {context}")
+        check_shape(sizes, "embeddings", embeddings, f"{h}n m k{u}", f"b {h}n m k{u}")
     if mask is not None:
-        mask = expand_mask(mask, batch, positions, context)
+        mask = expand_mask(mask, sizes["b"], sizes["n"], sizes["m"])
     dtype, result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values, embeddings=embeddings)
     queries, values = queries.to(dtype), values.to(dtype)
     keys = None if keys is None else keys.to(dtype)
     embeddings = None if embeddings is None else embeddings.to(dtype)
-    if not intra:
+    if not u:
         values = values.unsqueeze(-1)
         keys = None if keys is None else keys.unsqueeze(-1)
         embeddings = None if embeddings is None else embeddings.unsqueeze(-1)
@@ -149,15 +134,8 @@ def expand_mask(mask: Tensor, batch: int, positions: int, context: int) -> Tenso
 
     A mask for one example is for all. Raises ValueError unless the mask is bool and has one of these shapes.
     """
-    # PyTorch 2.11 cannot compile `rows in (1, positions)` with dynamic sizes.
-    *examples, rows, columns = mask.shape if mask.ndim in (2, 3) else (0, 0)
-    fits = all(size == 1 or size == batch for size in examples) and (rows == 1 or rows == positions)
-    if mask.dtype != torch.bool or columns != context or not fits:
-        raise ValueError(
-            f"mask must be bool, (n, m) = {(positions, context)} or (b, n, m) = {(batch, positions, context)}, "
-            f"with n or 1 rows, got {mask.dtype} of shape {tuple(mask.shape)}; a padding mask (b, m) becomes "
-            "(b, 1, m) by mask[:, None]"
-        )
-    if rows == 1:
+    forms = "n m", "1 m", "b n m", "b 1 m", "1 n m", "1 1 m"
+    check_mask({"b": batch, "n": positions, "m": context}, mask, *forms)
+    if mask.shape[-2] == 1:
         return mask.expand(batch, 1, context)
-    return mask[0] if examples == [1] else mask
+    return mask[0] if mask.ndim == 3 and len(mask) == 1 else mask

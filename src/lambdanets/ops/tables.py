@@ -11,11 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lambdanets.ops.checks import check_flags, check_tensors
+from lambdanets.ops.checks import check_flags, check_shape, check_tensors
 from lambdanets.ops.precision import FLOATING, accumulation_dtype
 from lambdanets.ops.tracing import unfold
 
 _INTERPOLATIONS = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+def check_table(table: Tensor, dimensions: int, sizes: dict[str, int], *channels: str) -> None:
+    """`check_shape` of a table with this number of offset axes, and then one of the forms of channels."""
+    offsets = " ".join(f"r_{axis + 1}" for axis in range(dimensions))
+    check_shape(sizes, "table", table, *(f"{offsets} {form}" for form in channels))
+    if any(side % 2 == 0 for side in table.shape[:dimensions]):
+        raise ValueError(f"table must have odd sides, so that offset 0 is its center, got {tuple(table.shape)}")
 
 
 def crop_to_grid(table: Tensor, grid: Sequence[int]) -> Tensor:
@@ -80,12 +88,7 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
     )
     if not are_integers or not 1 <= len(sides) <= 3 or any(side < 1 or side % 2 == 0 for side in sides):
         raise ValueError(f"sides must be 1, 2 or 3 integers, odd and positive, got {sides!r}")
-    if table.ndim - len(sides) not in (1, 2):
-        axes = ", ".join(f"r_{axis}" for axis in range(1, len(sides) + 1))
-        expected = f"({axes}, k) or ({axes}, k, u), because sides has {len(sides)} elements"
-        raise ValueError(f"table must be {expected}, got shape {tuple(table.shape)}")
-    if any(side % 2 == 0 for side in table.shape[: len(sides)]):
-        raise ValueError(f"table must have odd sides, so that offset 0 is its center, got {tuple(table.shape)}")
+    check_table(table, len(sides), {}, "k", "k u")
     if table.dtype not in FLOATING:
         raise ValueError(f"table must be float16, bfloat16, float32 or float64, got {table.dtype}")
     dimensions = len(sides)
@@ -109,6 +112,6 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
     return resized.to(table.dtype)
 
 
-def pad_axis(x: Tensor, axis: int, before: int, after: int) -> Tensor:
-    """Zero-pad one axis; negative numbers crop."""
-    return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [before, after])
+def pad_axis(x: Tensor, axis: int, before: int, after: int, value: float = 0.0) -> Tensor:
+    """Pad one axis, with zeros by default; negative numbers crop."""
+    return F.pad(x, [0, 0] * (x.ndim - 1 - axis) + [before, after], value=value)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops import definition, position_interaction
-from lambdanets.ops.position.algorithm import Algorithm, Inputs, Problem
+from lambdanets.ops.position.algorithm import Algorithm, Derivatives, Inputs, Needs, Problem
 from lambdanets.ops.position.choose import ALGORITHMS, choose
 from lambdanets.ops.position.native import load_library
 
@@ -27,7 +27,7 @@ def supported_algorithms(*grid: int) -> list[str]:
 
 
 class Spy:
-    """Makes an algorithm that limits the examples per call and records queries.
+    """Makes an algorithm that limits the examples per call and records the queries of forward passes.
 
     dtype: replaces the one in which the algorithm would compute.
     """
@@ -41,13 +41,13 @@ class Spy:
     def __call__(self, problem: Problem) -> Algorithm:
         algorithm = self.inner(problem._replace(batch=min(problem.batch, self.max_batch)))
         algorithm.dtype = self.dtype or algorithm.dtype
-        forward = algorithm.forward
+        derive = algorithm.derive
 
-        def record(inputs: Inputs) -> Tensor:
-            self.queries.append(inputs[0])
-            return forward(inputs)
+        def record(grad_output: Tensor | None, inputs: Inputs, needs: Needs) -> Derivatives:
+            self.queries += [inputs[0]] * needs.output
+            return derive(grad_output, inputs, needs)
 
-        algorithm.forward = record
+        algorithm.derive = record
         return algorithm
 
 

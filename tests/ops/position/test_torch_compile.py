@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from all_pairs import all_pairs, in_turn
 from lambdanets import LambdaLayer2d
 from lambdanets.ops import position_interaction
-from lambdanets.ops.position.torch_compile import backward_operator, position_interaction_operator
+from lambdanets.ops.position.torch_compile import position_interaction_operator
 
 # grid, sides, u, causal
 CASES = {
@@ -27,7 +27,8 @@ CASES = {
 
 
 CONTENT = (True, False)
-NEEDS_GRAD = ([True, True, True, True], [False, True, False, False])
+OUTPUT = [True, False, False, False, False]
+NEEDS = ([False, True, True, True, True], [False, False, True, False, False])
 
 
 @pytest.mark.parametrize(("case", "algorithm", "has_content"), all_pairs([*CASES], ["auto", "row_transform"], CONTENT))
@@ -35,25 +36,24 @@ def test_operator_passes_opcheck(case, algorithm, has_content):
     grid, sides, u, causal = CASES[case]
     inputs = [x.requires_grad_() for x in make_inputs(grid, sides, u, heads=2, k=2, v=3)]
     content = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True) if has_content else None
-    opcheck(position_interaction_operator, (*inputs, content, grid, causal, algorithm))
+    opcheck(position_interaction_operator, (None, *inputs, content, grid, causal, algorithm, OUTPUT))
 
 
-@pytest.mark.parametrize(("content", "needs_grad"), [*zip((torch.randn(2, 2, 3), None), NEEDS_GRAD, strict=True)])
-def test_operators_pass_opcheck_in_float16(content, needs_grad):
+@pytest.mark.parametrize(("content", "needs"), [*zip((torch.randn(2, 2, 3), None), NEEDS, strict=True)])
+def test_operator_passes_opcheck_in_float16(content, needs):
     queries, table, values = make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3, dtype=torch.float16)
-    grad_output = torch.randn(2, 2, 12, 3)
-    options = (queries, table.float(), values, content, (3, 4), False, "auto")
-    opcheck(position_interaction_operator, options)
-    opcheck(backward_operator, (grad_output, *options, needs_grad))
+    factors = (queries, table.float(), values, content)
+    for grad_output, needed in ((None, OUTPUT), (torch.randn(2, 2, 12, 3), needs)):
+        opcheck(position_interaction_operator, (grad_output, *factors, (3, 4), False, "auto", needed))
 
 
-@pytest.mark.parametrize(("case", "needs_grad"), [*in_turn(CASES.values(), NEEDS_GRAD)])
-def test_backward_operator_passes_opcheck(case, needs_grad):
+@pytest.mark.parametrize(("case", "needs"), [*in_turn(CASES.values(), NEEDS)])
+def test_gradients_of_the_operator_pass_opcheck(case, needs):
     grid, sides, u, causal = case
     inputs = make_inputs(grid, sides, u, heads=2, k=2, v=3)
     grad_output = torch.randn(2, 2, inputs[0].shape[2], 3, dtype=torch.float64)
     content = torch.randn(2, 2, 3, dtype=torch.float64)
-    opcheck(backward_operator, (grad_output, *inputs, content, grid, causal, "auto", needs_grad))
+    opcheck(position_interaction_operator, (grad_output, *inputs, content, grid, causal, "auto", needs))
 
 
 @pytest.mark.parametrize("tracing_mode", ["real", "fake"])

@@ -69,20 +69,25 @@ class Cost:
     work: float
 
 
-class NeedsGrad(NamedTuple):
-    """Whether a backward pass computes the gradient of each factor."""
+class Needs(NamedTuple):
+    """Which derivatives of <g, y> are needed, where g is the gradient of the output y.
 
+    output: that along g, which is y. queries, table, values, content: the gradients of the factors.
+    """
+
+    output: bool
     queries: bool
     table: bool
     values: bool
-    content: bool = False
+    content: bool
 
 
 Factors = tuple[Tensor, Tensor, Tensor, Tensor | None]  # queries, table, values, content
 # Tensors that an algorithm computes only from the table, for both passes of all examples.
 Prepared = tuple[Tensor, ...]
 Inputs = tuple[Tensor, Prepared, Tensor, Tensor | None]  # of an algorithm: the factors, with the table prepared
-Gradients = tuple[Tensor | None, Prepared | None, Tensor | None, Tensor | None]  # of these; None if not needed
+# Output, and gradients of the inputs; None if not needed
+Derivatives = tuple[Tensor | None, Tensor | None, Prepared | None, Tensor | None, Tensor | None]
 
 
 class Algorithm(ABC):
@@ -130,14 +135,10 @@ class Algorithm(ABC):
         """
 
     @abstractmethod
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Compute the output (b, h, n, v)."""
+    def derive(self, grad_output: Tensor | None, inputs: Inputs, needs: Needs) -> Derivatives:
+        """Compute the output (b, h, n, v), the needed gradients, or both. grad_output: None without gradients.
 
-    @abstractmethod
-    def backward(self, grad_output: Tensor, inputs: Inputs, needs: NeedsGrad) -> Gradients:
-        """Compute the needed gradients.
-
-        Those of the prepared tensors must own their memory, because those of later calls are added in
+        Gradients of the prepared tensors must own their memory, because those of later calls are added in
         place. Split sums over positions, for example by rows of the grid: a single float32 sum over
         all positions exceeds the error budget.
         """
@@ -152,7 +153,7 @@ def matmul_work(count: float, rows: float, inner: float, columns: float) -> floa
     return count * (rows + SIDE) * (inner + SIDE) * (columns + SIDE)
 
 
-def grad_of_content(queries: Tensor, grad_output: Tensor) -> Tensor:
+def grad_of_content(queries: Tensor, grad_output: Any) -> Tensor:
     """Sum q (b, h, n, k) times g (b, h, n, v) over h and n, which gives (b, k, v)."""
     queries, grad_output = (x.to(grad_output.dtype).transpose(1, 2).flatten(1, 2) for x in (queries, grad_output))
     return torch.bmm(queries.mT, grad_output)

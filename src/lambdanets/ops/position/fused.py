@@ -20,10 +20,10 @@ from torch import Tensor
 from lambdanets.ops.position.algorithm import (
     Algorithm,
     Cost,
+    Derivatives,
     Factors,
-    Gradients,
     Inputs,
-    NeedsGrad,
+    Needs,
     Prepared,
     Problem,
     grad_of_content,
@@ -126,21 +126,15 @@ class Fused(Algorithm):
     def grad_table(self, grad_prepared: Prepared) -> Tensor:
         return grad_prepared[0].narrow(0, 0, self.problem.scope[0])
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """Compute the output, contiguous as (b, n, h, v)."""
-        queries, (table,), values, content = inputs
-        return self.run("forward", (queries, table, values, content))
-
-    def backward(self, grad_output: Tensor, inputs: Inputs, needs: NeedsGrad) -> Gradients:
+    def derive(self, grad_output: Tensor | None, inputs: Inputs, needs: Needs) -> Derivatives:
         queries, (table,), values, content = inputs
         factors = queries, table, values, content
-        grad_queries, grad_table, grad_values = (
+        output, grad_queries, grad_table, grad_values = (
             self.run(kernel, factors, grad_output) if needed else None
-            for kernel, needed in zip(list(KERNELS)[1:], needs[:3], strict=True)
+            for kernel, needed in zip(KERNELS, needs[:4], strict=True)
         )
-        grad_prepared = None if grad_table is None else (grad_table,)
         grad_content = grad_of_content(queries, grad_output) if needs.content else None
-        return grad_queries, grad_prepared, grad_values, grad_content
+        return output, grad_queries, None if grad_table is None else (grad_table,), grad_values, grad_content
 
     def run(self, kernel: str, factors: Factors, grad_output: Tensor | None = None) -> Tensor:
         """Return the result of a kernel in the dtype of the factors.

@@ -12,15 +12,15 @@ tiles share one block of embeddings, E[t, w] = R[w - t], or R[before + w - t] if
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from lambdanets.ops.position.algorithm import (
     Algorithm,
-    Gradients,
+    Derivatives,
     Inputs,
-    NeedsGrad,
+    Needs,
     Prepared,
     Problem,
     grad_of_content,
@@ -212,14 +212,13 @@ class MapAlgorithm(Algorithm):
         """Compute the gradient of the table of a map from that of the block."""
 
     @abstractmethod
-    def map_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
-        """Compute the position term (b, h, n, v) of maps: queries (b, h, n, k), values (b, n, v, u)."""
+    def derive_maps(
+        self, grad_output: Tensor | None, queries: Tensor, prepared: Prepared, values: Tensor, needs: Needs
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """Compute the needed of the position term (b, h, n, v) of maps and gradients of queries, block and values.
 
-    @abstractmethod
-    def map_gradients(
-        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Compute the needed gradients of queries, block and values; those of block and values in float32 or wider."""
+        queries: (b, h, n, k). values: (b, n, v, u). Gradients of block and values are in float32 or wider.
+        """
 
     def prepare(self, table: Tensor) -> Prepared:
         return (self.block(self.maps.table(table)),)
@@ -228,26 +227,30 @@ class MapAlgorithm(Algorithm):
         p, grad = self.problem, self.maps.table_adjoint(self.block_adjoint(grad_prepared[0]))
         return grad.reshape(*p.scope, p.query_depth, p.intra_depth)
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        queries, prepared, values, content = inputs
-        output = self.maps.join(self.map_term(self.maps.split(queries), prepared, self.maps.values(values)))
-        return output if content is None else _add_products(output, queries, content)
-
-    def backward(self, grad_output: Tensor, inputs: Inputs, needs: NeedsGrad) -> Gradients:
+    def derive(self, grad_output: Tensor | None, inputs: Inputs, needs: Needs) -> Derivatives:
         maps, (queries, prepared, values, content) = self.maps, inputs
-        grad_queries, grad_block, grad_values = self.map_gradients(
-            maps.split(grad_output), maps.split(queries), prepared, maps.values(values), needs
+        grad_maps = None if grad_output is None else maps.split(grad_output)
+        output, grad_queries, grad_block, grad_values = self.derive_maps(
+            grad_maps, maps.split(queries), prepared, maps.values(values), needs
         )
-        if grad_queries is not None:
-            grad_queries = maps.join(grad_queries)
-            if content is not None:
-                grad_queries = _add_products(grad_queries, grad_output, content.mT)
         return (
-            grad_queries,
+            self._join_with_products(output, queries, content),
+            self._join_with_products(grad_queries, grad_output, None if content is None else content.mT),
             None if grad_block is None else (grad_block,),
             None if grad_values is None else maps.values_adjoint(grad_values),
             grad_of_content(queries, grad_output) if needs.content else None,
         )
+
+    def _join_with_products(self, total: Tensor | None, rows: Any, matrices: Tensor | None) -> Tensor | None:
+        """Join maps, and add rows (b, h, n, i) @ matrices (b, i, j) in place, if they are (b, n, h, j) in memory."""
+        if total is None:
+            return None
+        total = self.maps.join(total)
+        if matrices is None:
+            return total
+        flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
+        product = flat_total.baddbmm_(flat_rows, matrices)
+        return product.unflatten(1, (-1, total.shape[1])).transpose(1, 2)
 
 
 def maps_of(problem: Problem) -> tuple[Maps, Problem]:
@@ -262,10 +265,3 @@ def maps_of(problem: Problem) -> tuple[Maps, Problem]:
         before=(rows.before, columns.before),
         after=(rows.after, columns.after),
     )
-
-
-def _add_products(total: Tensor, rows: Tensor, matrices: Tensor) -> Tensor:
-    """Add rows (b, h, n, i) @ matrices (b, i, j) to total, in place if it is (b, n, h, j) in memory."""
-    flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
-    product = flat_total.baddbmm_(flat_rows, matrices)
-    return product.unflatten(1, (-1, total.shape[1])).transpose(1, 2)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lambdanets.errors import KernelWarning
-from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Gradients, Inputs, NeedsGrad, Prepared, Problem
-from lambdanets.ops.position.native_lengths import Transforms, choose_transforms, cross_twiddles, twiddles
+from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Derivatives, Inputs, Needs, Prepared, Problem
+from lambdanets.ops.position.native_lengths import Transforms, choose_transforms, twiddles
 
 FOLDER = Path(__file__).with_name("libraries")
 # By machine, and by the first letters of PyTorch's name of the instruction set, which
@@ -246,14 +246,15 @@ class Native(Algorithm):
         c.depth_before, c.depth_scope = self.before[0], self.before[0] + 1 + self.after[0]
         keep: list[Any] = []
         for axis, chosen in zip(c.axes, axes, strict=True):
-            tables = twiddles(chosen.factors, double)
-            axis.n, axis.levels, axis.streamed = chosen.n, len(chosen.factors), 2**62
+            n, axis.n, axis.levels, axis.streamed = chosen.n, chosen.n, len(chosen.factors), 2**62
             axis.f[: axis.levels] = chosen.factors
-            axis.twiddles[: len(tables)] = [table.ctypes.data for table in tables]
-            keep += tables
+            for level, factor in enumerate(chosen.factors[:-1]):
+                keep.append(twiddles(n, n // factor, factor, double))
+                axis.twiddles[level] = keep[-1].ctypes.data
+                n //= factor
         n1, n2 = (axis.n for axis in axes)
         if self.is_sequence:
-            keep.append(cross_twiddles(n1, n2, double))
+            keep.append(twiddles(n1 * n2, n1, n2, double))
             c.cross = keep[-1].ctypes.data
         # Maps of a group fill half of the second-level cache. Two pairs share loads and stores of outputs.
         rows = n1 if self.is_sequence else self.tile[0]
@@ -283,33 +284,23 @@ class Native(Algorithm):
         strides = (channels * n, 1, n) if are_maps else (channels, heads * channels, 1)
         return like.new_empty_strided((batch, heads, n, channels), (heads * n * channels, *strides), dtype=self.dtype)
 
-    def forward(self, inputs: Inputs) -> Tensor:
+    def derive(self, grad_output: Tensor | None, inputs: Inputs, needs: Needs) -> Derivatives:
         queries, prepared, values, content = inputs
         content = content if content is None or content.stride(2) == 1 else content.contiguous()
         c = self._call(queries, prepared, values, content)
-        output = self._new_rows(queries, c.b, c.h, c.v, self.problem.channels_first)
-        c.output = output.data_ptr()
-        c.os_b, c.os_h, c.os_n, c.os_v = output.stride()
-        if c.output:  # meta tensors have no memory
-            self._library.run(c, self._kernel)
-        if self.first is not None:
-            n = self.first.num_positions
-            output[:, :, :n] = self.first.forward((queries[:, :, :n], prepared[1:], values[:, :n], content))
-        return output
-
-    def backward(self, grad_output: Tensor, inputs: Inputs, needs: NeedsGrad) -> Gradients:
-        queries, prepared, values, content = inputs
-        content = content if content is None or content.stride(2) == 1 else content.contiguous()
-        c = self._call(queries, prepared, values, content)
-        c.grad_output = grad_output.data_ptr()
-        c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
-        grad_queries = grad_spectra = grad_values = grad_content = None
+        output = grad_queries = grad_spectra = grad_values = grad_content = None
+        if needs.output:
+            output = self._new_rows(queries, c.b, c.h, c.v, self.problem.channels_first)
+            c.output = output.data_ptr()
+            c.os_b, c.os_h, c.os_n, c.os_v = output.stride()
+            if c.output:  # meta tensors have no memory
+                self._library.run(c, self._kernel)
         if needs.queries:
-            grad_queries = self._new_rows(grad_output, c.b, c.h, c.k, _is_transposed(queries))
+            grad_queries = self._new_rows(queries, c.b, c.h, c.k, _is_transposed(queries))
             c.grad_queries = grad_queries.data_ptr()
             c.dq_b, c.dq_h, c.dq_n, c.dq_k = grad_queries.stride()
         if needs.values:
-            grad_values = self._new_rows(grad_output, c.b, c.u, c.v, _is_transposed(values[..., 0])).movedim(1, 3)
+            grad_values = self._new_rows(queries, c.b, c.u, c.v, _is_transposed(values[..., 0])).movedim(1, 3)
             # Tiles add to the values around them; a single one writes each value once.
             grad_values = grad_values.zero_() if self.num_tiles > 1 else grad_values
             c.grad_values = grad_values.data_ptr()
@@ -318,23 +309,27 @@ class Native(Algorithm):
             grad_spectra = torch.empty_like(prepared[0])
             c.grad_spectra = grad_spectra.data_ptr()
         if needs.content:
-            grad_content = grad_output.new_empty(c.b, c.k, c.v)
+            grad_content = queries.new_empty(c.b, c.k, c.v)
             c.grad_content = grad_content.data_ptr()
-        if c.grad_output:
-            self._library.run(c, self._kernel)
-        if self.first is not None and grad_queries is not None:
-            n, only_queries = self.first.num_positions, NeedsGrad(queries=True, table=False, values=False)
+        if grad_output is not None:
+            c.grad_output = grad_output.data_ptr()
+            c.gs_b, c.gs_h, c.gs_n, c.gs_v = grad_output.stride()
+            if c.grad_output:
+                self._library.run(c, self._kernel)
+        if self.first is not None:
+            n, nothing = self.first.num_positions, Needs(False, False, False, False, False)
+            derive: Any = self.first.derive
             first = queries[:, :, :n], prepared[1:], values[:, :n], content
-            grad_first, *_ = self.first.backward(grad_output[:, :, :n], first, only_queries)
-            assert grad_first is not None
-            grad_queries[:, :, :n] = grad_first
-        if self.first is not None and grad_values is not None:
-            n, only_values = self.first.num_positions, NeedsGrad(queries=False, table=False, values=True)
             last = queries[:, :, -n:], prepared[1:], values[:, -n:], None
-            *_, grad_last, _ = self.first.backward(grad_output[:, :, -n:], last, only_values)
-            assert grad_last is not None
-            grad_values[:, -n:] = grad_last
-        return grad_queries, None if grad_spectra is None else (grad_spectra,), grad_values, grad_content
+            if output is not None:
+                output[:, :, :n] = derive(None, first, nothing._replace(output=True))[0]
+            if grad_output is not None and grad_queries is not None:
+                only_queries = nothing._replace(queries=True)
+                grad_queries[:, :, :n] = derive(grad_output[:, :, :n], first, only_queries)[1]
+            if grad_output is not None and grad_values is not None:
+                only_values = nothing._replace(values=True)
+                grad_values[:, -n:] = derive(grad_output[:, :, -n:], last, only_values)[3]
+        return output, grad_queries, None if grad_spectra is None else (grad_spectra,), grad_values, grad_content
 
 
 def _first_positions(p: Problem) -> Problem | None:

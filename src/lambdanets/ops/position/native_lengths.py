@@ -138,22 +138,12 @@ def _sequence_transforms(n: int, before: int, after: int) -> Transforms:
     return min(candidates, key=cost)
 
 
-@lru_cache(maxsize=256)
-def twiddles(factors: tuple[int, ...], double: bool) -> tuple[NDArray[Any], ...]:
-    """exp(-2 pi i a b / (f rest)) between passes, as [b < rest][a < f], rounded from float64."""
-    tables, n = [], math.prod(factors)
-    for factor in factors[:-1]:
-        rest = n // factor
-        tables.append(_unit_circle(np.outer(np.arange(rest), np.arange(factor)), n, double))
-        n = rest
-    return tuple(tables)
-
-
 @lru_cache(maxsize=4096)  # plans of other lengths of a sequence have the same few hundred
-def cross_twiddles(n1: int, n2: int, double: bool) -> NDArray[Any]:
-    """exp(-2 pi i m1 f2 / (n1 n2)), with which the two axes of a map become one sequence."""
-    return _unit_circle(np.outer(np.arange(n1), np.arange(n2)), n1 * n2, double)
+def twiddles(n: int, rows: int, columns: int, double: bool) -> NDArray[Any]:
+    """exp(-2 pi i a b / n) as [a < rows][b < columns], rounded from float64.
 
-
-def _unit_circle(products: NDArray[Any], n: int, double: bool) -> NDArray[Any]:
+    Between two passes of a transform of length n = f rest, they are of rest and f; those of n1 and n2, with n = n1 n2,
+    make one sequence of the two axes of a map.
+    """
+    products = np.outer(np.arange(rows), np.arange(columns))
     return np.exp(-2j * math.pi / n * products).astype(np.complex128 if double else np.complex64)

@@ -1,7 +1,7 @@
 """The position term of layers and of `position_interaction`, from checked tensors to an algorithm and back.
 
 In this order: `compute_position_term` undoes the dilation, `make_plan` chooses an algorithm; `derive` calls the
-autograd function; `run_forward` and `run_backward` crop and prepare the table and split the batch. The factors are
+autograd function; `compute` crops and prepares the table and splits the batch. The factors are
 queries q (b, h, n, k), a table R (r_1..r_D, k, u), values V (b, n, v, u) and a content lambda L (b, k, v) or None.
 
 The output y = T(q, R, V) + q L is linear in each of them. With g its gradient, <g, y> is linear in all five; y and the
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from lambdanets.errors import InputError
-from lambdanets.ops.position.algorithm import Algorithm, Gradients, NeedsGrad, Prepared, Problem
+from lambdanets.ops.position.algorithm import Algorithm, Needs, Prepared, Problem
 from lambdanets.ops.position.choose import Plan, choose
 from lambdanets.ops.position.dilation import redilate, undilate
 from lambdanets.ops.position.exported import interact_in_graph
@@ -61,7 +61,7 @@ def compute_position_term(
     if is_compiling or (
         torch._C._len_torch_dispatch_stack() and any(isinstance(side, torch.SymInt) for side in queries.shape)
     ):
-        return torch.ops.lambdanets.position_interaction(*factors, grid, causal, algorithm)
+        return derive_by_operator((None, *factors), (grid, causal, algorithm), _OUTPUT)[0]
     plan = make_plan(factors, grid, causal, algorithm, channels_first)
     return derive((None, *factors), plan, _OUTPUT)[0]
 
@@ -123,12 +123,18 @@ def derive(tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]) -> tuple[A
     return run(*tensors, plan, needs)  # the function takes as long as a small kernel
 
 
-def run(grad_output: Any, *inputs: Any) -> tuple[Tensor | None, ...]:
+def run(*inputs: Any) -> tuple[Tensor | None, ...]:
     """`derive` without autograd."""
-    *factors, plan, needs = inputs
-    output = run_forward(factors, plan) if needs[0] else None
-    gradients = run_backward(grad_output, factors, plan, NeedsGrad(*needs[1:])) if any(needs[1:]) else (None,) * 4
-    return output, *gradients
+    *tensors, plan, needs = inputs
+    if _need_operator(*tensors[1:_CONTENT]):
+        return derive_by_operator(tensors, (plan.problem.grid, plan.problem.causal, plan.algorithm), needs)
+    return compute(tensors, plan, needs)
+
+
+def derive_by_operator(tensors: Sequence[Any], options: Sequence[Any], needs: Sequence[bool]) -> tuple[Any, ...]:
+    """`run` by the operator of torch_compile.py; options: grid, causal and algorithm."""
+    results = iter(torch.ops.lambdanets.position_interaction(*tensors, *options, list(needs)))
+    return tuple([next(results) if needed else None for needed in needs])
 
 
 class Interaction(torch.autograd.Function):
@@ -218,90 +224,38 @@ def _need_operator(queries: Tensor, table: Tensor, values: Tensor) -> bool:
     return any(torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python) for x in (queries, table, values))
 
 
-def run_forward(factors: Sequence[Any], plan: Plan) -> Tensor:
-    """Compute the output (b, h, n, v)."""
-    queries, table, values, content = factors
-    if _need_operator(queries, table, values):
-        options = (plan.problem.grid, plan.problem.causal, plan.algorithm)
-        return torch.ops.lambdanets.position_interaction(*factors, *options)
-    algorithm = plan.implementation
-    batch, heads, n, _ = queries.shape
+def compute(tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """`run` by the plan's algorithm; autocast must be off. No result is a view, as autograd would not let it change."""
+    grad_output, queries, table, values, content = tensors
+    algorithm, (batch, heads, n, _) = plan.implementation, queries.shape
     if batch == 0:
-        return queries.new_zeros(0, heads, n, values.shape[2], dtype=algorithm.result_dtype)
-    prepared = prepared_tables.get(table, algorithm)
-    outputs = []
-    for q, v, c in _split_batch(algorithm.batch, *_cast(algorithm.dtype, queries, values, content)):
-        outputs.append(algorithm.forward((q, prepared, v, c)))
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return _owned(output, algorithm.result_dtype)
-
-
-def run_backward(grad_output: Tensor, factors: Sequence[Any], plan: Plan, needs: NeedsGrad) -> tuple[Any, ...]:
-    """Compute the gradients of the factors from grad_output (b, h, n, v); None if not needed."""
-    queries, table, values, content = factors
-    if len(queries) == 0:
-        return tuple(torch.zeros_like(x) if needed else None for x, needed in zip(factors, needs, strict=True))
-    if _need_operator(queries, table, values):
-        options = (plan.problem.grid, plan.problem.causal, plan.algorithm, list(needs))
-        gradients = torch.ops.lambdanets.position_interaction_backward(grad_output, *factors, *options)
-        return tuple(x if needed else None for x, needed in zip(gradients, needs, strict=True))
-    algorithm = plan.implementation
-    # The backward pass may run inside autocast even if the forward pass did not.
-    with without_autocast(queries.device):
-        prepared = prepared_tables.get(table, algorithm)
-        tensors = _cast(algorithm.dtype, grad_output, queries, values, content)
-        grad_q, grad_prepared, grad_v, grad_c = _backward_in_parts(algorithm, prepared, tensors, needs)
-        grad_table = None
-        if grad_prepared is not None:
-            grad_table = _restore_offsets(algorithm.grad_table(grad_prepared), plan.problem, table.shape)
-        return (
-            _owned(grad_q, queries.dtype),
-            _owned(grad_table, table.dtype),
-            _owned(grad_v, values.dtype),
-            None if content is None else _owned(grad_c, content.dtype),
+        output = queries.new_zeros(0, heads, n, values.shape[2], dtype=algorithm.result_dtype)
+        empty = zip((output, *tensors[1:]), needs, strict=True)
+        return tuple([torch.zeros_like(x) if needed else None for x, needed in empty])
+    prepared = prepare_table(table, algorithm)
+    # Kernels read memory, where an imaginary part of a conjugate has the opposite sign.
+    factors = (grad_output if any(needs[1:]) else None, queries, values, content)
+    parts: Any = [[x if x is None else x.to(algorithm.dtype).resolve_neg() for x in factors]]
+    if batch > algorithm.batch:
+        splits = [itertools.repeat(None) if x is None else x.split(algorithm.batch) for x in parts[0]]
+        parts = zip(*splits, strict=False)
+    results, total = [], None
+    for g, q, v, c in parts:
+        output, grad_queries, grad_prepared, grad_values, grad_content = algorithm.derive(
+            g, (q, prepared, v, c), Needs(*needs)
         )
-
-
-def _owned(x: Any, dtype: torch.dtype) -> Any:
-    """Return a tensor, or None, in this dtype and not as a view, which autograd would not allow to change in place."""
-    return x if x is None else (x if x.dtype == dtype else x.to(dtype)).detach()
-
-
-def _backward_in_parts(
-    algorithm: Algorithm, prepared: Prepared, tensors: Sequence[Tensor | None], needs: NeedsGrad
-) -> Gradients:
-    """`Algorithm.backward` of any batch; tensors: g, q, v and c."""
-    splits = _split_batch(algorithm.batch, *tensors)
-    if len(splits) == 1:
-        ((g, q, v, c),) = splits
-        return algorithm.backward(g, (q, prepared, v, c), needs)
-    grads: list[list[Tensor]] = [[], [], []]  # of queries, values and content, by call
-    total: Prepared | None = None
-    for g, q, v, c in splits:
-        grad_q, grad_prepared, grad_v, grad_c = algorithm.backward(g, (q, prepared, v, c), needs)
-        for parts, part in zip(grads, (grad_q, grad_v, grad_c), strict=True):
-            if part is not None:
-                parts.append(part)
-        if grad_prepared is not None and total is None:
-            # A sum of several calls in bfloat16 would lose precision.
-            total = tuple(x.to(accumulation_dtype(x.dtype)) for x in grad_prepared)
-        elif grad_prepared is not None and total is not None:
-            total = tuple(x.add_(part) for x, part in zip(total, grad_prepared, strict=True))
-    grad_q, grad_v, grad_c = (torch.cat(parts) if parts else None for parts in grads)
-    return grad_q, total, grad_v, grad_c
-
-
-def _cast(dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
-    """Tensors in a dtype. Kernels read memory, where an imaginary part of a conjugate has the opposite sign."""
-    return [x if x is None or (x.dtype == dtype and not x.is_neg()) else x.to(dtype).resolve_neg() for x in tensors]
-
-
-def _split_batch(size: int, *tensors: Any) -> list[tuple[Any, ...]]:
-    """Parts of at most `size` examples of the tensors, of which the last may be None."""
-    if tensors[0].shape[0] <= size:
-        return [tensors]
-    parts = [x.split(size) if x is not None else itertools.repeat(None) for x in tensors]
-    return list(zip(*parts, strict=False))
+        results.append((output, grad_queries, grad_values, grad_content))
+        if total is None or grad_prepared is None:
+            total = grad_prepared
+        else:  # a sum of several calls in bfloat16 would lose precision
+            sums = zip(total, grad_prepared, strict=True)
+            total = tuple([x.to(accumulation_dtype(x.dtype)).add_(part) for x, part in sums])
+    derivatives = [x[0] if x[0] is None or len(x) == 1 else torch.cat(x) for x in zip(*results, strict=True)]
+    grad_table = None if total is None else _restore_offsets(algorithm.grad_table(total), plan.problem, table.shape)
+    derivatives.insert(_TABLE, grad_table)
+    dtypes = [algorithm.result_dtype if i == 0 or x is None else x.dtype for i, x in enumerate(tensors)]
+    converted = zip(derivatives, dtypes, strict=True)
+    return tuple([x if x is None else x.to(dtype).detach() for x, dtype in converted])
 
 
 def _crop(table: Tensor, problem: Problem) -> Tensor:
@@ -324,43 +278,30 @@ def _restore_offsets(grad_table: Tensor, problem: Problem, shape: torch.Size) ->
     return whole
 
 
-class PreparedTables:
-    """Cache of the results of `Algorithm.prepare` for tables on CPU, for inference and for backward passes.
+prepared_tables: dict[tuple[int, Algorithm], tuple[Tensor, Prepared, int]] = {}  # of `prepare_table`, the oldest first
+
+
+def prepare_table(table: Tensor, algorithm: Algorithm) -> Prepared:
+    """`Algorithm.prepare` of a table, which is cached for tables on CPU, for inference and for backward passes.
 
     An entry contains a copy of its table and is used only for equal tables, so it cannot become stale when a parameter
     changes. The comparison takes about 1% of the time of `prepare`. Entries are immutable and shared by threads, which
     need no lock, because each operation on the dictionary is atomic.
     """
-
-    def __init__(self) -> None:
-        self._entries: dict[tuple[int, Algorithm], tuple[Tensor, Prepared, int]] = {}  # the oldest first
-
-    @property
-    def nbytes(self) -> int:
-        return sum(entry[2] for entry in list(self._entries.values()))
-
-    def get(self, table: Tensor, algorithm: Algorithm) -> Prepared:
-        table = table.resolve_neg() if table.is_neg() else table
-        if table.device.type != "cpu" or type(table) not in (Tensor, torch.nn.Parameter):
-            return algorithm.prepare(_crop(table, algorithm.problem).to(algorithm.dtype))
+    table = table.resolve_neg() if table.is_neg() else table
+    is_cached = table.device.type == "cpu" and type(table) in (Tensor, torch.nn.Parameter)
+    if is_cached:
         key = (table.data_ptr(), algorithm)
-        entry = self._entries.get(key)
+        entry = prepared_tables.get(key)
         if entry is not None and torch.equal(entry[0], table):
             return entry[1]
         # Prepare from the copy, because another thread may change the table, and `prepare` may return a view.
-        copy = table.detach().clone()
-        prepared = algorithm.prepare(_crop(copy, algorithm.problem).to(algorithm.dtype))
-        size = copy.nbytes + sum(x.nbytes for x in prepared)
-        if size > CACHE_BYTES // 4:
-            return prepared
-        self._entries.pop(key, None)
-        self._entries[key] = copy, prepared, size
-        while self.nbytes > CACHE_BYTES:
-            self._entries.pop(next(iter(list(self._entries)), key), None)
-        return prepared
-
-    def clear(self) -> None:
-        self._entries.clear()
-
-
-prepared_tables = PreparedTables()
+        table = table.detach().clone()
+    prepared = algorithm.prepare(_crop(table, algorithm.problem).to(algorithm.dtype))
+    size = table.nbytes + sum(x.nbytes for x in prepared)
+    if is_cached and size <= CACHE_BYTES // 4:
+        prepared_tables.pop(key, None)
+        prepared_tables[key] = table, prepared, size
+        while sum(entry[2] for entry in list(prepared_tables.values())) > CACHE_BYTES:
+            prepared_tables.pop(next(iter(list(prepared_tables)), key), None)
+    return prepared

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import CALL, Cost, NeedsGrad, Prepared, Problem, matmul_work
+from lambdanets.ops.position.algorithm import CALL, Cost, Needs, Prepared, Problem, matmul_work
 from lambdanets.ops.position.maps import MapAlgorithm, Maps, maps_of
 from lambdanets.ops.precision import accumulation_dtype, product_dtype
 from lambdanets.ops.tables import pad_axis
@@ -93,41 +93,39 @@ class QueryOrder(MapAlgorithm):
         """The values ((J, b), window, v) of a row of tiles."""
         return packed_values.narrow(1, row * self.rows.tile, self.rows.window).flatten(1, 2)
 
-    def map_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
+    def derive_maps(
+        self, grad_output: Tensor | None, queries: Tensor, prepared: Prepared, values: Tensor, needs: Needs
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """grad_queries and grad_block are computed from grad_logits."""
         (block,) = prepared
         packed, windows = self._pack_queries(queries), self._pack_values(values).contiguous()
-        rows_of_tile = len(block) * self.map_problem.heads
-        outputs = packed.new_empty(len(packed), len(windows), rows_of_tile, values.shape[2])
-        for row, (tile_queries, output) in enumerate(zip(packed, outputs, strict=True)):
-            logits = torch.bmm(tile_queries, block).view(rows_of_tile, len(windows), -1)
-            torch.bmm(logits.transpose(0, 1), self._window(windows, row), out=output)
-        return self._unpack_outputs(outputs)
-
-    def map_gradients(
-        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Recomputes the logits; grad_queries and grad_block are computed from grad_logits."""
-        (block,) = prepared
-        packed, windows = self._pack_queries(queries), self._pack_values(values).contiguous()
-        grads = self._pack_outputs(grad_output)
-        wide = accumulation_dtype(block.dtype)
+        grads = None if grad_output is None else self._pack_outputs(grad_output)
+        wide, rows_of_tile = accumulation_dtype(block.dtype), len(block) * self.map_problem.heads
+        outputs = packed.new_empty(len(packed), len(windows), rows_of_tile, values.shape[2] if needs.output else 0)
         grad_queries = torch.empty_like(packed) if needs.queries else None
         grad_block = torch.zeros_like(block, dtype=wide) if needs.table else None
         grad_values = torch.zeros_like(windows, dtype=wide) if needs.values else None
-        for row, (tile_queries, grad) in enumerate(zip(packed, grads, strict=True)):
-            if grad_values is not None:
+        for row, tile_queries in enumerate(packed):
+            window = self._window(windows, row)
+            if needs.output or needs.values:
                 logits = torch.bmm(tile_queries, block).view(-1, len(windows), block.shape[2])
-                window = grad_values.narrow(1, row * self.rows.tile, self.rows.window)
-                window += torch.bmm(logits.permute(1, 2, 0), grad).view(window.shape)
+            if needs.output:
+                torch.bmm(logits.transpose(0, 1), window, out=outputs[row])
+            if grads is None:
+                continue
+            if grad_values is not None:
+                grad_window = grad_values.narrow(1, row * self.rows.tile, self.rows.window)
+                grad_window += torch.bmm(logits.permute(1, 2, 0), grads[row]).view(grad_window.shape)
             if grad_queries is None and grad_block is None:
                 continue
-            grad_logits = torch.bmm(grad, self._window(windows, row).mT).transpose(0, 1)
+            grad_logits = torch.bmm(grads[row], window.mT).transpose(0, 1)
             grad_logits = grad_logits.reshape(len(block), -1, block.shape[2])  # (positions, (h, J, b), window)
             if grad_queries is not None:
                 torch.bmm(grad_logits, block.mT, out=grad_queries[row])
             if grad_block is not None:
                 grad_block += torch.bmm(tile_queries.mT, grad_logits)
         return (
+            self._unpack_outputs(outputs) if needs.output else None,
             None if grad_queries is None else self._unpack_queries(grad_queries),
             grad_block,
             None if grad_values is None else self._unpack_values(grad_values),

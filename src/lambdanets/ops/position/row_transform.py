@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import CALL, Cost, NeedsGrad, Prepared, Problem, matmul_work
+from lambdanets.ops.position.algorithm import CALL, Cost, Needs, Prepared, Problem, matmul_work
 from lambdanets.ops.position.maps import Axis, MapAlgorithm, Maps, maps_of
 from lambdanets.ops.precision import accumulation_dtype
 from lambdanets.ops.tables import pad_axis
@@ -49,7 +49,8 @@ def _tilings(maps: Maps) -> list[Maps]:
 
 def tiles_of_graph(maps: Maps) -> Maps:
     """With the tiles that have the fewest pairs of rows, at most four."""
-    return sorted(_tilings(maps)[:3], key=lambda tiled: _pairs_of_rows(tiled.rows))[0]  # min(list, key=) breaks dynamo 2.11
+    tilings = sorted(_tilings(maps)[:3], key=lambda tiled: _pairs_of_rows(tiled.rows))
+    return tilings[0]  # dynamo of PyTorch 2.11 cannot trace min with a key
 
 
 def _pairs_of_rows(axis: Axis) -> int:
@@ -148,12 +149,12 @@ class RowTransform(MapAlgorithm):
     def prepare(self, table: Tensor) -> Prepared:
         return (*super().prepare(table), *transforms(self.maps.columns, table))
 
-    def map_term(self, queries: Tensor, prepared: Prepared, values: Tensor) -> Tensor:
-        return row_transform(queries, prepared, values, self.maps)
-
-    def map_gradients(
-        self, grad_output: Tensor, queries: Tensor, prepared: Prepared, values: Tensor, needs: NeedsGrad
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def derive_maps(
+        self, grad_output: Tensor | None, queries: Tensor, prepared: Prepared, values: Tensor, needs: Needs
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        output = row_transform(queries, prepared, values, self.maps) if needs.output else None
+        if grad_output is None:
+            return output, None, None, None
         maps, (block, forward, inverse) = self.maps, prepared
         spectra, matrices = transform_values(values, forward, maps), block.flatten(4).flatten(1, 3)
         grad_queries: list[Tensor] = []
@@ -176,6 +177,7 @@ class RowTransform(MapAlgorithm):
                 grad_window = grad_spectra.narrow(1, *section)
                 grad_window += (matrices.mT @ grad).view(window.shape)
         return (
+            output,
             _join_rows(grad_queries, maps) if grad_queries else None,
             None if grad_block is None else grad_block.view(block.shape),
             None if grad_spectra is None else transform_adjoint(grad_spectra, forward, maps),
