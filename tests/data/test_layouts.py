@@ -71,6 +71,7 @@ def test_splits_are_found_by_name_at_any_depth(tmp_path: Path, patterns: str, ki
         ("cat|dog/.jpg cat/.txt .jpg", ("cat", "dog"), {".txt": 4, "outside class folders": 4}),
         ("train/a|b/.jpg test/.jpg", ("a", "b"), {"in test, which is not used": 4}),
         ("train/a|b/images/.jpg val/images/.jpg", ("a", "b"), {"in val, which is not used": 4}),
+        ("train|val/bus|image/.jpg train|val/train/x|y/.jpg", ("bus", "image", "train"), {}),
         ("train|val|test/a|b/.jpg", ("a", "b"), {"in test, which is not used": 8}),
         ("cat|dog|@eaDir|.git/.jpg $RECYCLE.BIN/S-1/.jpg __MACOSX/dog|fox/._.tar", ("cat", "dog"), {}),
     ],
@@ -104,7 +105,7 @@ def test_what_is_not_used_is_counted(
 def test_folders_that_may_be_splits_or_classes_are_refused(
     tmp_path: Path, patterns: str, names: str, kind: str
 ) -> None:
-    with pytest.raises(InputError, match=f"must have folders that are either splits or classes, got {names};"):
+    with pytest.raises(InputError, match=f"must have .*, got .*{names};"):
         open_data(tmp_path / "d", patterns, kind)
 
 

@@ -95,7 +95,8 @@ def resnet50_mixer(
 
     Raises TypeError for an unknown argument, and ValueError for an invalid value.
     """
-    return _build("resnet50_mixer", pretrained, mixer, pattern, RESNET_50, overrides)
+    blocks = parse_pattern(pattern, overrides.get("layers", RESNET_50["layers"]))
+    return _build("resnet50_mixer", pretrained, mixer, blocks, RESNET_50, overrides)
 
 
 @register_model
@@ -108,15 +109,15 @@ def resnet20_mixer_small(
     `lambda_resnet20_small` that have a lambda layer. mixer="lambda", the default, builds `lambda_resnet20_small`.
     """
     arguments = LAMBDA_RESNET_ARGUMENTS["lambda_resnet20_small"] if mixer == "lambda" else SMALL_RESNET_20
-    return _build("resnet20_mixer_small", pretrained, mixer, pattern, arguments, overrides)
+    layers = overrides.get("layers", arguments["layers"])
+    blocks = SMALL_BLOCKS if pattern is None else parse_pattern(pattern, layers)
+    return _build("resnet20_mixer_small", pretrained, mixer, blocks, arguments, overrides)
 
 
 def _build(
-    name: str, pretrained: bool, mixer: str, pattern: str | None, arguments: dict[str, Any], overrides: dict[str, Any]
+    name: str, pretrained: bool, mixer: str, blocks: Any, arguments: dict[str, Any], overrides: dict[str, Any]
 ) -> nn.Module:
     check_choice("mixer", mixer, MIXERS)
-    layers = overrides.get("layers", arguments["layers"])
-    blocks = SMALL_BLOCKS if pattern is None else parse_pattern(pattern, layers)
     if mixer == "lambda":
         arguments = arguments | {"lambda_blocks": blocks} | overrides
         return build_model_with_cfg(LambdaResNet, name, pretrained, **arguments)

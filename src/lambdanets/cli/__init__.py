@@ -9,7 +9,6 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from lambdanets import __version__, signals
 from lambdanets.errors import InputError, check_choice, describe_failure, explain_missing_extras
@@ -38,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 2 for a user's error, 130 when interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # Shells expand ~ in "--run ~/x", but not in "--run=~/x", which would make a folder named "~".
-    arguments = [word.replace("=~/", f"={Path.home()}/", 1) if word.startswith("--") else word for word in arguments]
+    options = (word.partition("=") for word in arguments)
+    arguments = [name + equals + os.path.expanduser(value) for name, equals, value in options]  # noqa: PTH111
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by >&-; the next file that is opened would get its output
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends

@@ -126,9 +126,10 @@ def _add_options(parser: argparse.ArgumentParser, default: Any, options: dict[st
 
 
 def _without_none(kind: Any) -> tuple[Any, bool]:
-    """Return a type, or the first alternative of one that may be None, and whether it may."""
+    """Return a type without annotations, or the first alternative of one that may be None, and whether it may."""
     is_optional = NoneType in get_args(kind)
-    return next(each for each in get_args(kind) if each is not NoneType) if is_optional else kind, is_optional
+    inner = next(each for each in get_args(kind) if each is not NoneType) if is_optional else kind
+    return get_args(inner)[0] if get_origin(inner) is Annotated else inner, is_optional
 
 
 def _help(kind: Any, name: str, default: Any) -> str:

@@ -25,7 +25,8 @@ _WORD = re.compile(
     "|".join(f"(?P<{role}>{_NEUTRAL}?(?:{words}){_NEUTRAL}?)" for role, words in _ROLES.items())
     + f"|(?P<neutral>{_NEUTRAL}+)"
 )
-_IMAGES = re.compile(r"(jpe?g)?_?(images?|imgs?)", re.IGNORECASE)
+_IMAGES = re.compile(r"(?i)(jpe?g|png|raw|original)?_?(images?|imgs?)?")
+_MASKS = re.compile(r"(?i)(masks?|labels?|annot\w*|seg\w*|gt|ground_?truths?|trimaps?)(_?(images?|imgs?|png))?")
 
 
 class Name(NamedTuple):
@@ -123,6 +124,11 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> list[_Fo
     """Return the training and, if there is one, the validation split in a folder; itself if it has no splits."""
     groups = _split_names(root)
     if not groups:
+        names = {name: parse_name(name) for name in root.folders}
+        are_splits = len({*names.values()}) > 1 and all(name.role for name in names.values())
+        has_train = any(names[name] == Name(TRAIN, ()) and _enter(root.folders[name]).folders for name in names)
+        if has_train or (are_splits and len({name.rest for name in names.values()}) == 1):
+            raise _ambiguous(root, source)
         return [root]
     entered = {name: _enter(root.folders[name]) for name in chain.from_iterable(groups[0].values())}
     trains = [name for name in groups[0][TRAIN] if len(entered[name].folders) > 1]
@@ -139,16 +145,16 @@ def _find_splits(root: _Folder, source: str, left_out: Counter[str]) -> list[_Fo
 
 
 def _check_classes(root: _Folder, source: str) -> None:
-    """Raise InputError if class folders may be splits, by name or because they have the same folders, or data sets.
+    """Raise InputError if class folders may be splits, because they have the same folders, whole data sets, or masks.
 
-    Archives often have a second copy of a data set in a folder next to its class folders, or masks next to images.
+    Archives often have a second copy of a data set in a folder next to its class folders.
     """
-    names = {name: parse_name(name) for name in root.folders}
-    are_splits = len({*names.values()}) > 1 and all(name.role for name in names.values())
-    are_splits &= len({name.rest for name in names.values()}) == 1
-    has_train = any(names[name] == Name(TRAIN, ()) and _enter(folder).folders for name, folder in root.folders.items())
-    if are_splits or has_train or (len(names) > 1 and any(map(_IMAGES.fullmatch, names))):
-        raise _ambiguous(root, source)
+    images, masks = ([name for name in root.folders if words.fullmatch(name)] for words in (_IMAGES, _MASKS))
+    if images and masks:
+        raise InputError(
+            f"'{'/'.join((source, *root.path))}' must have a folder for each class, got folders of images and of masks,"
+            f" {first_few(images + masks)}; rename them if they are classes: masks are learned from COCO annotations"
+        )
     for folder in chain.from_iterable(folder.walk() for folder in root.folders.values()):
         if _split_names(folder) or len(folder.folders.keys() & root.folders.keys()) > 1:
             raise _ambiguous(folder, source)

@@ -3,6 +3,7 @@
 Stages are called c2, c3, c4 and c5, as in the paper; in timm's ResNet they are layer1 to layer4.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -176,7 +177,7 @@ default_cfgs = generate_default_cfgs(
 def register(
     module: str, network: type[nn.Module], name: str, arguments: dict[str, Any], feature_cls: str | None = None
 ) -> Callable[..., nn.Module]:
-    """Register a model with timm; return its function, whose overrides are other arguments of the network.
+    """Register a function with timm, and in its module, that builds a network; overrides are its arguments.
 
     module: the name of a module, whose `default_cfgs` have the model's. feature_cls: how timm extracts features.
     """
@@ -186,12 +187,13 @@ def register(
         return build_model_with_cfg(network, name, pretrained, feature_cfg=features, **arguments | overrides)
 
     create.__module__, create.__name__, create.__qualname__ = module, name, name
-    create.__doc__ = f"{name}, a {network.__name__} with {arguments}; overrides are its arguments."
+    create.__doc__ = f"{name}; overrides are arguments of {network.__name__}."
+    setattr(sys.modules[module], name, create)  # timm adds it to the names of the module
     return register_model(create)
 
 
-for _name, _arguments in LAMBDA_RESNET_ARGUMENTS.items():
-    globals()[_name] = register(__name__, LambdaResNet, _name, _arguments)
+for _name, _arguments in LAMBDA_RESNET_ARGUMENTS.items():  # of Table 19
+    register(__name__, LambdaResNet, _name, _arguments)
 
 
 @register_model

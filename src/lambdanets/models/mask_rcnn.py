@@ -180,8 +180,8 @@ def _cast_outputs_to_float32(head: nn.Module, inputs: Any, outputs: Any) -> Any:
     """
     outputs = tree_map(lambda x: x.to(accumulation_dtype(x.dtype)), outputs)
     is_checked = not (head.training or torch.compiler.is_compiling() or torch.jit.is_tracing())
-    if is_checked and not all(x.isfinite().all() for x in tree_leaves(outputs)):
-        raise InputError(f"the outputs of {type(head).__name__} must be finite, got NaN or inf: {NON_FINITE}")
+    if is_checked and not torch.stack([x.isfinite().all() for x in tree_leaves(outputs)]).all():  # waits for GPUs once
+        raise InputError(f"the outputs of the detector must be finite, got NaN or inf: {NON_FINITE}")
     return outputs
 
 

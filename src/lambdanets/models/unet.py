@@ -131,4 +131,4 @@ _CFG |= {"license": "apache-2.0"}
 default_cfgs = generate_default_cfgs({"lambda_unet_small.untrained": _CFG, "unet_small.untrained": _CFG})
 
 for _name, _arguments in {"lambda_unet_small": {"lambda_stages": 3}, "unet_small": {}}.items():
-    globals()[_name] = register(__name__, UNet, _name, _arguments, "fx")
+    register(__name__, UNet, _name, _arguments, "fx")

@@ -23,7 +23,7 @@ from lambdanets.terminal import echo
 
 FOLDER = Path(__file__).parents[1] / "pretrained"  # float16 weight files with a model card
 WEIGHTS, LAST_CHECKPOINT = "weights.safetensors", "checkpoints/last.ckpt"  # of a run folder
-NON_FINITE = "the weights are damaged, or too large for their dtype"  # why outputs are NaN or inf
+NON_FINITE = "the weights are damaged, or too large for their dtype or that of autocast"  # why outputs are NaN or inf
 CONFIG, HUB_WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")  # of a folder in timm's hub format
 
 Network = TypeVar("Network", bound=nn.Module)

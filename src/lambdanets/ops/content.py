@@ -8,7 +8,7 @@ from torch import Tensor
 from lambdanets.ops.checks import check_mask, check_shape, check_tensors
 from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtype, sqrt_or_one, without_autocast
 
-# Implemented in `normalize_over_context`, `mask_context`, causal.py, decoding.py, definition.py.
+# Implemented in `shared_lambda`, `normalize_over_context`, `mask_context`, causal.py, decoding.py, definition.py.
 NORMALIZATIONS = ("softmax", "l2", None)
 
 

@@ -113,7 +113,8 @@ def check_factors(
     sizes: dict[str, int] = {}
     check_shape(sizes, "queries", queries, "b h n k")
     check_shape(sizes, "values", values, "b n v", "b n v u")
-    check_sizes(**{f"size {letter}": size for letter, size in sizes.items() if letter != "b"})
+    owners = {"h": "queries", "n": "queries", "k": "queries", "v": "values", "u": "values"}
+    check_sizes(**{f"{letter} of {owners[letter]}": size for letter, size in sizes.items() if letter in owners})
     if math.prod(grid) != sizes["n"]:
         raise ValueError(f"grid must have {sizes['n']} positions like queries, got {grid} with {math.prod(grid)}")
     check_table(table, len(grid), sizes, "k u" if "u" in sizes else "k")

@@ -135,7 +135,10 @@ def expand_mask(mask: Tensor, batch: int, positions: int, context: int) -> Tenso
     A mask for one example is for all. Raises ValueError unless the mask is bool and has one of these shapes.
     """
     forms = "n m", "1 m", "b n m", "b 1 m", "1 n m", "1 1 m"
-    check_mask({"b": batch, "n": positions, "m": context}, mask, *forms)
+    try:
+        check_mask({"b": batch, "n": positions, "m": context}, mask, *forms)
+    except ValueError as error:
+        raise ValueError(f"{error}; a padding mask (b, m) becomes (b, 1, m) by mask[:, None]") from None
     if mask.shape[-2] == 1:
         return mask.expand(batch, 1, context)
     return mask[0] if mask.ndim == 3 and len(mask) == 1 else mask

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import timm.layers
@@ -153,7 +153,9 @@ def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int
             return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
         if recipe.schedule == "staircase":
             return recipe.decay ** int((step - warmup_steps) / (recipe.decay_epochs * steps_per_epoch))
-        return 0.1 ** sum(step >= fraction * num_steps for fraction in (0.9, 0.95, 0.975))  # late_steps
+        if recipe.schedule == "late_steps":
+            return 0.1 ** sum(step >= fraction * num_steps for fraction in (0.9, 0.95, 0.975))
+        assert_never(recipe.schedule)
 
     return factor
 

@@ -31,7 +31,8 @@ from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals, uninterrupted
 from lambdanets.terminal import echo, plural
-from lambdanets.training.callbacks import BEST, AtomicCheckpointIO, Checkpoints, Interrupted, RunLog, find_resumable
+from lambdanets.training.callbacks import BEST, Checkpoints, Interrupted, RunLog
+from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
 from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
@@ -172,7 +173,7 @@ def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) ->
 def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) -> Task:
     """Open the data of a recipe, check that images can be read, and build the model.
 
-    Its weights are from the newest checkpoint in the run folder, else the recipe's initial weights, else random.
+    Its weights are from the last checkpoint in the run folder, else the recipe's initial weights, else random.
     """
     needs_gpu = recipe.precision == "16-mixed" or (recipe.sync_batch_norm and world.world_size > 1)
     if needs_gpu and resolve_device().type == "cpu":

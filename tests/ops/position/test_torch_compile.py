@@ -1,4 +1,4 @@
-"""The custom operators for torch.compile; test_compiled_operations.py compares them with eager mode."""
+"""The custom operator for torch.compile; test_compiled_operations.py compares them with eager mode."""
 
 import subprocess
 import sys
@@ -67,6 +67,8 @@ def test_make_fx_records_the_interaction_and_its_derivatives(tracing_mode):
     traced = make_fx(function, tracing_mode=tracing_mode)(*inputs)
     others = [torch.randn_like(x, requires_grad=True) for x in inputs]
     assert_all_close(traced(*others), function(*others), 1e-12)
+    with pytest.raises(RuntimeError, match="double backward needs eager mode"):
+        make_fx(function, tracing_mode="symbolic")(*inputs)
 
 
 def test_make_fx_with_symbolic_sizes_is_valid_for_other_batches():

@@ -116,7 +116,7 @@ def derive(tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]) -> tuple[A
         transforms = [each.key() for each in torch._C._functorch.get_interpreter_stack() or ()]
         if transforms.count(torch._C._functorch.TransformType.Jvp) > 1:
             # within the jvp of any autograd.Function, PyTorch computes no tangents of plain operations
-            raise InputError("the position term must be in at most one jvp, got a jvp of it; use jvp of vjp (hessian)")
+            raise InputError("the position term must be in at most one jvp, got nested ones; use jvp of vjp (hessian)")
         return TransformableInteraction.apply(*tensors, plan, needs)
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return Interaction.apply(*tensors, plan, needs)

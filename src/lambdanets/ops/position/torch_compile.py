@@ -33,6 +33,10 @@ def position_interaction_operator(
     of the output (b, h, n, v), which is contiguous as (b, n, h, v); None without gradients, which are contiguous.
     """
     tensors = grad_output, queries, table, values, content
+    if any(needs[1:]):
+        shape = (*queries.shape[:3], values.shape[2])
+        if grad_output is None or grad_output.shape != shape:
+            raise ValueError(f"grad_output must be {shape}, got {None if grad_output is None else grad_output.shape}")
     plan = make_plan(tensors[1:], tuple(grid), causal, algorithm)
     with without_autocast(queries.device):
         output, *gradients = compute(tensors, plan, needs)
@@ -49,11 +53,13 @@ def _(_: Any, queries: Tensor, table: Tensor, values: Tensor, content: Any, *opt
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, *factors, ctx.grid, ctx.causal, ctx.algorithm, _ = inputs
+    _, *factors, ctx.grid, ctx.causal, ctx.algorithm, ctx.needs = inputs
     ctx.save_for_backward(*factors)
 
 
 def _backward(ctx: Any, grad_outputs: list[Tensor]) -> tuple[Any, ...]:
+    if any(ctx.needs[1:]):
+        raise RuntimeError("gradients in a graph must not be differentiated; double backward needs eager mode")
     tensors, options = (grad_outputs[0], *ctx.saved_tensors), (ctx.grid, ctx.causal, ctx.algorithm)
     return *derive_by_operator(tensors, options, [False, *ctx.needs_input_grad[1:5]]), *(None,) * 4
 
