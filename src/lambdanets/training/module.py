@@ -161,7 +161,7 @@ def make_schedule(recipe: TrainingRecipe, steps_per_epoch: int) -> Callable[[int
 
 
 class EMA(WeightAveraging):
-    """EMA of parameters and running statistics. Validation (the superclass swaps), best.ckpt and the final weights use the EMA.
+    """EMA of parameters and running statistics, for validation (the superclass swaps), best.ckpt and the final weights.
 
     After step t: ema += (1 - min(decay, (1 + t) / (10 + t))) (weights - ema). As in TensorFlow, the decay is smaller
     in the first steps, so the initial weights lose their influence quickly. Floating-point buffers are averaged too,
