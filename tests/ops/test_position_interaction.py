@@ -209,7 +209,7 @@ INVALID_ARGUMENTS = [
     ({"table": torch.zeros(3, 3, 8)}, r"table must be \(r_1, r_2, k\) with k = 4, got shape \(3, 3, 8\)"),
     ({"table": torch.zeros(3, 3, 4, dtype=DOUBLE)}, "table must have the dtype of queries, torch.float32.*float64"),
     ({"values": torch.zeros(3, 12, 5)}, r"values must be .* with b = 2, n = 12, got shape \(3, 12, 5\)"),
-    ({"values": torch.zeros(2, 12, 0)}, "size v must be an integer of at least 1, got 0"),
+    ({"values": torch.zeros(2, 12, 0)}, "v of values must be an integer of at least 1, got 0"),
     ({"values": torch.zeros(2, 12, 5).long()}, "values must be float16.*got torch.int64"),
     ({"content": torch.zeros(2, 4, 6)}, r"content must be \(b, k, v\) with b = 2, k = 4, v = 5, got shape \(2, 4, 6\)"),
     ({"grid": (3, 5)}, r"grid must have 12 positions.* got \(3, 5\) with 15"),
