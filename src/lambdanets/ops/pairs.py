@@ -141,4 +141,4 @@ def expand_mask(mask: Tensor, batch: int, positions: int, context: int) -> Tenso
         raise ValueError(f"{error}; a padding mask (b, m) becomes (b, 1, m) by mask[:, None]") from None
     if mask.shape[-2] == 1:
         return mask.expand(batch, 1, context)
-    return mask[0] if mask.ndim == 3 and len(mask) == 1 else mask
+    return mask[0] if mask.ndim == 3 and mask.shape[0] == 1 else mask  # len() would fix the size of graphs
