@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from lambdanets.errors import InputError
-from lambdanets.ops.position.algorithm import Algorithm, Needs, Prepared, Problem
+from lambdanets.ops.position.algorithm import Algorithm, Derivatives, Needs, Prepared, Problem
 from lambdanets.ops.position.choose import Plan, choose
 from lambdanets.ops.position.dilation import redilate, undilate
 from lambdanets.ops.position.exported import interact_in_graph
@@ -233,29 +233,43 @@ def compute(tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]) -> tuple[
         empty = zip((output, *tensors[1:]), needs, strict=True)
         return tuple([torch.zeros_like(x) if needed else None for x, needed in empty])
     prepared = prepare_table(table, algorithm)
-    # Kernels read memory, where an imaginary part of a conjugate has the opposite sign.
-    factors = (grad_output if any(needs[1:]) else None, queries, values, content)
-    parts: Any = [[x if x is None else x.to(algorithm.dtype).resolve_neg() for x in factors]]
-    if batch > algorithm.batch:
-        splits = [itertools.repeat(None) if x is None else x.split(algorithm.batch) for x in parts[0]]
-        parts = zip(*splits, strict=False)
+    dtype, factors = algorithm.dtype, (grad_output if any(needs[1:]) else None, queries, values, content)
+    # Kernels read memory, where an imaginary part of a conjugate has the opposite sign. Even calls without effect take
+    # time, which counts for small maps.
+    parts: Any = [
+        x if x is None or (x.dtype == dtype and not x.is_neg()) else x.to(dtype).resolve_neg() for x in factors
+    ]
+    if batch <= algorithm.batch:
+        g, q, v, c = parts
+        derivatives = algorithm.derive(g, (q, prepared, v, c), Needs(*needs))
+    else:
+        derivatives = _derive_in_parts(parts, prepared, algorithm, Needs(*needs))
+    output, grad_queries, grad_prepared, grad_values, grad_content = derivatives
+    grad_table = None
+    if grad_prepared is not None:
+        grad_table = _restore_offsets(algorithm.grad_table(grad_prepared), plan.problem, table.shape)
+    owned = [output, grad_queries, grad_table, grad_values, grad_content]
+    for i, x in enumerate(owned):
+        if x is not None:
+            result_dtype = tensors[i].dtype if i else algorithm.result_dtype
+            owned[i] = (x if x.dtype == result_dtype else x.to(result_dtype)).detach()
+    return tuple(owned)
+
+
+def _derive_in_parts(factors: Sequence[Any], prepared: Prepared, algorithm: Algorithm, needs: Needs) -> Derivatives:
+    """`Algorithm.derive` for a batch of any size; factors: g, q, v and c."""
+    splits = [itertools.repeat(None) if x is None else x.split(algorithm.batch) for x in factors]
     results, total = [], None
-    for g, q, v, c in parts:
-        output, grad_queries, grad_prepared, grad_values, grad_content = algorithm.derive(
-            g, (q, prepared, v, c), Needs(*needs)
-        )
-        results.append((output, grad_queries, grad_values, grad_content))
+    for g, q, v, c in zip(*splits, strict=False):
+        output, grad_queries, grad_prepared, *others = algorithm.derive(g, (q, prepared, v, c), needs)
+        results.append((output, grad_queries, *others))
         if total is None or grad_prepared is None:
             total = grad_prepared
         else:  # a sum of several calls in bfloat16 would lose precision
             sums = zip(total, grad_prepared, strict=True)
             total = tuple([x.to(accumulation_dtype(x.dtype)).add_(part) for x, part in sums])
-    derivatives = [x[0] if x[0] is None or len(x) == 1 else torch.cat(x) for x in zip(*results, strict=True)]
-    grad_table = None if total is None else _restore_offsets(algorithm.grad_table(total), plan.problem, table.shape)
-    derivatives.insert(_TABLE, grad_table)
-    dtypes = [algorithm.result_dtype if i == 0 or x is None else x.dtype for i, x in enumerate(tensors)]
-    converted = zip(derivatives, dtypes, strict=True)
-    return tuple([x if x is None else x.to(dtype).detach() for x, dtype in converted])
+    output, grad_queries, *rest = (x[0] if x[0] is None else torch.cat(x) for x in zip(*results, strict=True))
+    return output, grad_queries, total, rest[0], rest[1]
 
 
 def _crop(table: Tensor, problem: Problem) -> Tensor:
