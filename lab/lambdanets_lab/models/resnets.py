@@ -115,7 +115,7 @@ def resnet20_mixer_small(
 
 
 def _build(
-    name: str, pretrained: bool, mixer: str, blocks: Any, arguments: dict[str, Any], overrides: dict[str, Any]
+    name: str, pretrained: bool, mixer: str, blocks: Blocks, arguments: dict[str, Any], overrides: dict[str, Any]
 ) -> nn.Module:
     check_choice("mixer", mixer, MIXERS)
     if mixer == "lambda":

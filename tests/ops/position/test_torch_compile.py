@@ -1,4 +1,4 @@
-"""The custom operator for torch.compile; test_compiled_operations.py compares them with eager mode."""
+"""The interaction in graphs of make_fx and torch.compile; test_compiled_operations.py compares it with eager mode."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The position interaction as a custom operator (torch.library), for torch.compile, make_fx and FLOP counters.
+"""The position interaction in torch.library, for torch.compile, make_fx and FLOP counters.
 
 The operator plans when the graph runs, so one graph works for all sizes.
 """
