@@ -6,6 +6,7 @@ from multiprocessing.synchronize import Semaphore
 from typing import Any
 
 import pytest
+import torch
 
 from data.test_batches import images, loader
 from lambdanets.data import batches as batches_module
@@ -52,3 +53,11 @@ def test_a_batch_that_a_worker_cannot_send_ends_the_iteration(capfd: pytest.Capt
     with batches, pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
         list(batches)
     assert "a data loading worker cannot send a batch: Can't " in capfd.readouterr().err
+
+
+@pytest.mark.forks
+def test_a_batch_may_have_more_tensors_than_the_limit_of_open_files() -> None:
+    resource = pytest.importorskip("resource")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with batches_module.Batches(images(300), lambda *_: (torch.ones(1), 0), batch_size=300, workers=1) as batches:
+        assert len(next(iter(batches)).images) == 300

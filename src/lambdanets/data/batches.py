@@ -100,6 +100,11 @@ class Batches(AbstractContextManager["Batches"]):
         self._order, self._training, self.collate = order, training, collate
         self.batch_slice, self.steps_per_epoch = order.batch_slice, order.steps_per_epoch
         self._dataset = _BatchDataset(images, transform, collate, seed)
+        if workers and sys.platform == "linux":  # where each tensor in a batch of a worker is an open file
+            import resource
+
+            hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
         self._loader = DataLoader(
             self._dataset,
             batch_size=None,  # an item of the dataset is a batch
@@ -220,8 +225,7 @@ def _init_worker(worker: int) -> None:
 
 
 def _exit_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    parent: Any = multiprocessing.parent_process()
     parent.join()
     os._exit(1)
 
