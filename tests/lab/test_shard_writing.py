@@ -169,6 +169,7 @@ def test_a_copy_of_finished_shards_without_hidden_files_is_finished(two_classes,
     [
         ({"1.jpg": b"x", "1.cls": b"0", "2.jpg": b"x"}, r"must have a class \(\.cls\), got both"),
         ({"1.jpg": b"x", "1.cls": b"2"}, "classes must be 3 names or more, .* got 2"),
+        ({"1.jpg": b"x", "2.05.jpg": b"x", "2.05.json": b""}, "images of '2' must be named KEY.SUFFIX, without dots"),
         (None, "0.tar must be a complete tar file"),
     ],
 )

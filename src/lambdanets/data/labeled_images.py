@@ -54,8 +54,7 @@ class LabeledImages(ABC):
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         """Decode an image (mode "L" or "RGB") and return it with its label. Raises UnreadableImage."""
-        label = self.label(index)
-        return read_image(self.file(index)), label
+        return read_image(self.file(index)), self.label(index)
 
     def label(self, index: int) -> int:
         """Return the label of an image. Raises UnreadableImage."""

@@ -14,7 +14,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from lambdanets.data.image_search import TarMember, image_suffixes, iterate_tar
+from lambdanets.data.image_search import TarMember, image_suffixes, is_image_name, iterate_tar
 from lambdanets.data.images import UnreadableImage, describe_error
 from lambdanets.data.labeled_images import LabeledImages
 from lambdanets.data.order import WINDOW
@@ -115,20 +115,22 @@ def index_tar(file: BinaryIO) -> list[ShardImage]:
     """Return the images of a WebDataset tar. Raises tarfile.TarError if it is incomplete or invalid.
 
     Consecutive members with the same path up to the first dot of the file name are one sample, of which the first image
-    is used.
+    is used. Images with other dots in their name, such as a.b.jpg, are only accepted in samples that have another.
     """
     images = []
-    for key, sample in itertools.groupby(iterate_tar(file), lambda member: _split_name(member[0])[0]):
+    for key, members in itertools.groupby(iterate_tar(file), lambda member: _split_name(member[0])[0]):
         image, label = None, b""
-        for name, start, length in sample:
+        for name, start, length in (sample := [*members]):
             suffix = _split_name(name)[1]
             if suffix == "cls":
                 file.seek(start)
                 label = file.read(length)
             elif image is None and f".{suffix}" in image_suffixes():
                 image = ShardImage(name, b"", start, length)
-        if key and image is not None:
+        if image is not None:
             images.append(image._replace(label=label))
+        elif any(is_image_name(name) for name, *_ in sample):
+            raise tarfile.ReadError(f"the images of {key!r} must be named KEY.SUFFIX, without dots in KEY")
     return images
 
 
