@@ -24,7 +24,7 @@ Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _MAX_DIFFERENCE = 2  # pixels, from rounding and tracing, between the sides of a box and of its mask
 _GROUP = "categories dropped: they have no annotations, and are the supercategory of others"
-_BOX = "boxes replaced by those of the masks, from which they differ"
+_BOX = "boxes replaced by those of the masks: missing, or different from these"
 _CROWD = "crowd regions (iscrowd 1) are neither trained on nor scored; write 0 for single objects, as of CVAT's brush"
 
 
@@ -159,7 +159,7 @@ class _Entry:
     id: int
     image_id: int
     category_id: int
-    bbox: tuple[_Number, _Number, _Number, _Number]
+    bbox: tuple[_Number, _Number, _Number, _Number] | tuple[()] | None = None
     area: _Number | None = None
     iscrowd: bool = False
     segmentation: Any = None
@@ -178,8 +178,8 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> AnnotatedImages
     known: ids of categories that a model has, which are not dropped.
 
     Ids may be any integers; iscrowd and area are optional. Annotations without a valid mask are dropped, and boxes that
-    contradict their masks are replaced. Roboflow's first category, which only groups others, is dropped, too. All are
-    listed in `problems`. If more than half of the boxes contradict their masks, the others are also replaced. Raises
+    are missing or contradict their masks are replaced. Roboflow's first category, which only groups others, is dropped,
+    too. All are listed in `problems`. If more than half of the boxes are replaced, the others are, too. Raises
     InputError for a file that is truncated or not in this format, for duplicate ids or names of images and categories,
     for a file without images or categories, for annotations of images or categories that it lacks, and if more than
     half of the annotations are invalid.
@@ -190,7 +190,7 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> AnnotatedImages
     if path.is_dir():
         raise InputError(f"'{path}' must be a JSON file of COCO instances, got a folder")
     with reraise_as_input_error(f"'{path}' must contain COCO instances"), open_regular(path) as file:
-        decoded = json.loads(file.read().decode("utf-8-sig"), object_hook=pack_polygons)
+        decoded = json.loads(file.read(), object_hook=pack_polygons)  # bytes, of which json finds the encoding
         # not strict, because pandas writes integers with missing values as floats
         content: _File = adapter(_File).validate_python(decoded)
     used = {entry.category_id for entry in content.annotations}
@@ -249,7 +249,7 @@ def _read_object(
     mask, mask_area = box_and_area(segmentation, height, width)
     if not mask_area:
         raise AnnotationError(NO_MASK)
-    left, top, box_width, box_height = entry.bbox
+    left, top, box_width, box_height = entry.bbox or (0.0, 0.0, 0.0, 0.0)
     box = max(left, 0.0), max(top, 0.0), min(left + box_width, float(width)), min(top + box_height, float(height))
     box, problem = (box, "") if _agree(box, mask) else (mask, _BOX)
     area = entry.area if entry.area and entry.area > 0 else mask_area

@@ -84,10 +84,10 @@ def _match(names: Sequence[str], paths: Collection[str], source: Path) -> dict[s
 def _path_suffixes(path: str) -> list[str]:
     """Return the path, the path without its first folder, and so on until only the file name is left.
 
-    They are in a form for all systems: slashes for backslashes, percent-encoding decoded twice, since names of
-    downloaded files are encoded, in NFC and lower case.
+    They are in a form for all systems: slashes for backslashes and for "?d=" of Label Studio's local files,
+    percent-encoding decoded twice, since names of downloaded files are encoded, in NFC and lower case.
     """
-    parts = nfc(unquote(unquote(path)).replace("\\", "/")).casefold().split("/")
+    parts = nfc(unquote(unquote(path)).replace("\\", "/").replace("?d=", "/")).casefold().split("/")
     return ["/".join(parts[start:]) for start in range(len(parts))]
 
 

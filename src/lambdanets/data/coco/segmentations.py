@@ -35,8 +35,9 @@ class CroppedMask(NamedTuple):
 def pack_polygons(entry: dict[str, Any]) -> dict[str, Any]:
     """Convert polygons to float64 arrays, which need a quarter of the memory of lists; for json's object_hook."""
     if isinstance(polygons := entry.get("segmentation"), list):
-        with contextlib.suppress(TypeError, OverflowError):  # to_rle refuses a list
-            entry["segmentation"] = tuple(array("d", polygon) for polygon in polygons)
+        with contextlib.suppress(TypeError, OverflowError, IndexError):  # to_rle refuses a list
+            several = polygons if isinstance(polygons[0], list) else [polygons]  # VIA writes one without a list
+            entry["segmentation"] = tuple(array("d", polygon) for polygon in several)
     return entry
 
 
