@@ -109,7 +109,7 @@ for step in range(1, steps + 1):
 # ## Generate, with a state of constant size
 #
 # `start_decoding` and `decode_step` compute what `forward` computes, one position at a time. The state of a layer
-# holds its content lambda and the last `scope` values, however long the text is.
+# holds its content lambda and the last `scope // 2` values, however long the text is.
 
 # %%
 model.eval()

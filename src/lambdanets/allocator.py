@@ -13,7 +13,7 @@ def keep_freed_memory() -> bool:
     """Let glibc's malloc reuse the memory of freed tensors, in the whole process. Returns whether this was set.
 
     By default, glibc returns large tensors to the system, whose kernel clears and maps their pages again in every step.
-    A process that keeps up to 2 GiB trains 1.1 to 1.4 times as fast, and its peak memory grows by up to 15%
+    A process that keeps up to 2 GiB trains 1.1 to 1.3 times as fast, and its peak memory grows by up to 15%
     (docs/benchmark.md). Other C libraries, a preloaded allocator, and thresholds that the environment sets are left
     as they are.
     """

@@ -31,7 +31,7 @@ class Export:
     out: Path | None = None
     """New file; by default model.onnx, model.xml, model.pt2 or model.aoti.pt2."""
     image_size: tuple[int, ...] = ()
-    """Side, or height and width, of the images; those of the model by default."""
+    """Side, or height and width, of the images; those of the model by default, 256 for a U-Net."""
     batch_size: PositiveInt = 1
     """Images per batch; with --dynamic any number is possible."""
     dynamic: bool = False

@@ -125,7 +125,7 @@ def make_graph(model: Predictor | nn.Module, image_size: int | tuple[int, int] |
     network = model.model if isinstance(model, Predictor) else model
     if not isinstance(network, nn.Module):
         raise InputError(f"model must be a trained model or a network, got {type(model).__name__}")
-    shape = (batch_size, _channels(network), *_sides(model, image_size))
+    shape = (batch_size, _channels(network), *_sides(model if isinstance(model, Classifier) else network, image_size))
     copied, names = _copy_for_export(network, shape)
     if isinstance(model, Predictor) and len(names) == 1:
         names = ("logits",)

@@ -59,9 +59,9 @@ def save_pretrained(
     timm.create_model("local-dir:FOLDER", pretrained=True). README.md describes how to load the model, and has the
     scores and recipe of its run. No file has a path, or the name of data or weights of your own.
 
-    Raises InputError, and writes nothing, for models that timm's hub format does not support: detectors, and networks
-    changed after they were created, for example by `replace_convolutions`. Every saved folder was loaded again, and
-    its outputs compared.
+    Raises InputError, and writes nothing, for models that timm's hub format does not support: detectors, segmenters,
+    and networks changed after they were created, such as by `replace_convolutions`. Every saved folder was loaded
+    again, and its outputs compared.
     """
     source: Any = model
     folder, scores = Path(folder), {}

@@ -25,11 +25,11 @@ from lambdanets.registry import predictor_of
 
 
 def load(path: str | os.PathLike[str] | WeightSource, *, device: str | torch.device | None = None) -> Predictor:
-    """Load a trained classifier, detector or segmenter from a run folder, weights.safetensors or a checkpoint (.ckpt).
+    """Load a trained classifier, detector or segmenter.
 
     Args:
-        path: a file, a run folder, or the name of a trained model in the package, such as "nuclei". In a run folder,
-            weights.safetensors is loaded, or checkpoints/last.ckpt if the run is unfinished.
+        path: a run folder (weights.safetensors or, if unfinished, checkpoints/last.ckpt), such a file, the name of a
+            model in the package, such as "nuclei", a folder in timm's hub format, or "hf-hub:USER/NAME".
         device: such as "cpu" or "cuda:1"; by default the GPU if there is one.
 
     Raises InputError for a file without a model card, for weights that do not match the card, and for a device that

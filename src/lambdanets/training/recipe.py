@@ -35,7 +35,7 @@ class TrainingRecipe(Architecture):
     data: str = ""
     """Training data: a folder, file, URL or dataset name."""
     weights: str | None = None
-    """File or run folder with initial weights. If none, weights are random. A head for other classes is replaced."""
+    """Initial weights: file, run or hub folder, or name such as cifar10; random if none. Other classes: a new head."""
     epochs: Count = 100
     """Number of epochs."""
     batch_size: Count = 64

@@ -21,6 +21,7 @@ from lambdanets.errors import InputError
 from lambdanets.inference.model_card import SegmenterCard, make_card
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.tasks.recipes import SegmentationRecipe
+from lambdanets_lab.export.graphs import make_graph
 from lambdanets_lab.export.runtimes import RUNTIMES, Onnx
 from scripts import ROOT
 
@@ -136,13 +137,12 @@ def test_exported_segmenter_has_the_logits_and_the_card(tmp_path):
     torch.manual_seed(0)
     recipe = SegmentationRecipe(images="", model_options={"scope": 3, "widths": [4, 8, 16], "lambda_stages": 1})
     network = ln.create_model(recipe.model, num_classes=3, **recipe.model_options)
-    card = make_card(SegmenterCard, recipe, ("a", "b"), category_ids=(1, 2))
-    save_weights(tmp_path / WEIGHTS, network, card.to_json())
+    save_weights(tmp_path / WEIGHTS, network, make_card(SegmenterCard, recipe, "ab", category_ids=(1, 2)).to_json())
     exported = ln.export(tmp_path / WEIGHTS, tmp_path / "m.onnx", image_size=32, dynamic=True)
     metadata = read_metadata("onnx", exported.path)
     assert (metadata["classes"], metadata["outputs"]) == (["a", "b"], ["logits"])
-    (logits,) = exported.run(torch.zeros(2, 3, 40, 56))
-    assert logits.shape == (2, 3, 40, 56)
+    assert exported.run(torch.zeros(2, 3, 40, 56))[0].shape == (2, 3, 40, 56)
+    assert make_graph(ln.load(tmp_path / WEIGHTS), None, 1).shape == (1, 3, 256, 256)
 
 
 @pytest.mark.parametrize(("factor", "error"), [(1.01, "1.0e-02"), (torch.nan, "inf")])
