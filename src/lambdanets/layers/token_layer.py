@@ -40,11 +40,7 @@ class LambdaLayer(LambdaBase):
         super().__init__(dim, dim_out, scope=scope, **options)
 
     def forward(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        mask: Tensor | None = None,
-        embeddings: Tensor | None = None,
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, embeddings: Tensor | None = None
     ) -> Tensor:
         """Apply the layer to tokens; returns (b, n, dim_out).
 
@@ -64,12 +60,7 @@ class LambdaLayer(LambdaBase):
         return self.finish(self.sum_terms(inputs), inputs)
 
     def prepare(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        embeddings: Tensor | None = None,
+        self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, embeddings: Tensor | None = None
     ) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
         sizes = {"dim": self.dim, "dim_context": self.dim_context}
