@@ -52,7 +52,7 @@ from lambdanets import LambdaLayer2d, create_model
 from lambdanets.ops.position import fused_check
 from lambdanets.ops.position.algorithm import Problem
 from lambdanets.ops.position.fused import KERNELS, Fused
-from lambdanets.ops.position.fused_check import TOLERANCES, Case, Example, max_relative_error, run_kernel
+from lambdanets.ops.position.fused_check import TOLERANCES, Case, Example, max_relative_error
 from lambdanets.ops.position.position_term import make_plan
 from lambdanets.ops.tables import crop_to_grid
 from lambdanets.provenance import commit, hardware
@@ -173,15 +173,15 @@ def check() -> Measurements:
     ]
     cases = [(case, DTYPES[0]) for case in layers] + [(case, dtype) for case in CHECKS for dtype in DTYPES]
     for case, dtype in cases:
-        example = functools.cache(partial(fused_check.make_example, case, dtype, DEVICE))
+        example = functools.cache(partial(Example.make, case, dtype, DEVICE))
         for kernel in KERNELS:
             yield f"{kernel} {dtype} {case}", partial(check_kernel, kernel, example)
 
 
 def check_kernel(kernel: str, example: Callable[[], Example]) -> Row:
-    first = run_kernel(kernel, example())
+    first = example().run(kernel)
     error, tolerance = max_relative_error(first, example().exact[kernel]), TOLERANCES[first.dtype]
-    same = all(torch.equal(first, run_kernel(kernel, example())) for _ in range(9))
+    same = all(torch.equal(first, example().run(kernel)) for _ in range(9))
     return {"correct": error <= tolerance, "error": error, "bit_identical": same}
 
 

@@ -45,10 +45,7 @@ def platform_of_this_machine() -> str | None:
     prefix = {"linux": "manylinux", "darwin": "macosx", "win32": "win"}.get(sys.platform, sys.platform)
     name = platform.machine().lower()
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
-    return next(
-        (name for name in PLATFORMS if name.startswith(prefix) and PLATFORMS[name][0] == machine),
-        None,
-    )
+    return next((name for name in PLATFORMS if name.startswith(prefix) and PLATFORMS[name][0] == machine), None)
 
 
 def compilers(platform: str, only_zig: bool = False) -> list[tuple[list[str], bool]]:

@@ -52,6 +52,7 @@ CHANGES = {
     "cumulative statistics": replaced("value_norm", lambda: nn.BatchNorm2d(4, momentum=None)),
     "statistics switched off": change_norm(lambda m: setattr(m, "track_running_stats", False)),
     "no weight and bias": replaced("value_norm", lambda: nn.BatchNorm2d(4, affine=False)),
+    "no bias": change_norm(lambda m: m.register_parameter("bias", None)),  # as bias=False in new PyTorch
 }
 
 
@@ -130,10 +131,7 @@ OPERATIONS = {
         LambdaLayer(8, embedding=RelativeEmbedding((5,), 16), content=False, batch_norm=False, causal=True),
         torch.randn(2, 6, 8),
     ),
-    "position_interaction": (
-        lambda x: position_interaction(x[:, None], torch.ones(3, 6), x, (5,)),
-        torch.randn(2, 5, 6),
-    ),
+    "position_interaction": (lambda x: position_interaction(x[:, None], torch.ones(3, 6), x, (5,)), MAPS[:, 0]),
 }
 
 

@@ -151,8 +151,8 @@ INVALID_ARGUMENTS = [
     ({}, {"mask": torch.ones(B, 1, N)}, "mask must be bool.*got torch.float32"),
     ({}, {"mask": torch.ones(N, M).bool()}, r"mask must be \(n, m\) or .* with b = 2, n = 6, m = \d, got shape"),
     ({}, {"mask": torch.ones(B, N).bool()}, r"got shape \(2, 6\); .* by mask\[:, None\]"),
-    ({}, {"x": random_tokens(B, DIM, N)}, r"x must be \(b = 2, positions, channels = 8\), got shape \(2, 8, 6\)"),
-    (CROSS, {}, r"context must be \(b = 2, positions, channels = 5\), got shape \(2, 6, 8\)"),
+    ({}, {"x": random_tokens(B, DIM, N)}, r"x must be \(b, n, dim\) with dim = 8, got shape \(2, 8, 6\)"),
+    (CROSS, {}, r"context must be .* with dim_context = 5, b = 2, got shape \(2, 6, 8\)"),
     (CROSS | {"causal": True}, {"context": random_tokens(B, M, CONTEXT)}, "context must have 6 positions"),
     ({"stride": 2}, {}, "stride must be 1 and pool None .* for tokens; got stride=2"),
 ]

@@ -130,10 +130,11 @@ def is_plain(module: Any, types: tuple[type[nn.Module], ...]) -> bool:
 
 
 def _is_plain_norm(norm: Any) -> bool:
-    """Whether a norm is exactly a batch norm with weights and with running statistics of constant momentum."""
-    if not is_plain(norm, _BATCH_NORMS) or norm.momentum is None or norm._parameters.get("weight") is None:
+    """Whether a norm is exactly a batch norm with weights, biases, and running statistics of constant momentum."""
+    if not is_plain(norm, _BATCH_NORMS) or norm.momentum is None or norm._buffers["running_mean"] is None:
         return False
-    return norm._buffers["running_mean"] is not None and bool(norm.track_running_stats)
+    weight, bias = norm._parameters.get("weight"), norm._parameters.get("bias")
+    return bool(norm.track_running_stats) and weight is not None and bias is not None
 
 
 def _fold(weight: Tensor, norm: Any, fold: bool) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, fx
 
 from lambdanets.layers.base import LambdaBase, LambdaInputs
+from lambdanets.ops.checks import check_shape
 from lambdanets.ops.pairs import expand_mask
-from lambdanets.ops.tracing import fix_sides, static_shape
+from lambdanets.ops.tracing import fix_sides
 
 
 class LambdaLayer(LambdaBase):
@@ -39,11 +40,7 @@ class LambdaLayer(LambdaBase):
         super().__init__(dim, dim_out, scope=scope, **options)
 
     def forward(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        mask: Tensor | None = None,
-        embeddings: Tensor | None = None,
+        self, x: Tensor, context: Tensor | None = None, mask: Tensor | None = None, embeddings: Tensor | None = None
     ) -> Tensor:
         """Apply the layer to tokens; returns (b, n, dim_out).
 
@@ -63,19 +60,12 @@ class LambdaLayer(LambdaBase):
         return self.finish(self.sum_terms(inputs), inputs)
 
     def prepare(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        mask: Tensor | None = None,
-        embeddings: Tensor | None = None,
+        self, x: Tensor, context: Tensor | None = None, *, mask: Tensor | None = None, embeddings: Tensor | None = None
     ) -> LambdaInputs:
         """Check and project the arguments of `forward`."""
-        tokens = {"x": (x, self.dim), "context": (x if context is None else context, self.dim_context)}
-        for name, (sequence, dim) in tokens.items():
-            if sequence.ndim != 3 or sequence.shape[0] != x.shape[0] or sequence.shape[2] != dim:
-                expected = f"(b = {x.shape[0]}, positions, channels = {dim})"
-                raise ValueError(f"{name} must be {expected}, got shape {tuple(sequence.shape)}")
+        sizes = {"dim": self.dim, "dim_context": self.dim_context}
+        check_shape(sizes, "x", x, "b n dim")
+        check_shape(sizes, "context", x if context is None else context, "b m dim_context")
         if self.position and embeddings is None:  # the embeddings are for these lengths
             x, context = fix_sides(x, 1), None if context is None else fix_sides(context, 1)
         source = x if context is None else context
@@ -87,7 +77,7 @@ class LambdaLayer(LambdaBase):
                 source = source.masked_fill(~valid.unsqueeze(-1), 0)
                 x = source if context is None else x
         queries, keys, values = self._project(x, None if context is None else source, valid)
-        n, m = static_shape(x)[1], static_shape(source)[1]
+        n, m = sizes["n"], sizes["m"]
         tables: tuple[Tensor, ...] = ()
         if self.position and embeddings is None:
             relative = self.relative_embeddings

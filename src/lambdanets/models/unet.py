@@ -20,8 +20,6 @@ from lambdanets.errors import InputError
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models.lambda_resnet import ResNetBase, register
 
-WIDTHS = (16, 32, 64, 128, 256)
-
 
 class UNet(nn.Module):
     """A U-Net: maps (b, in_chans, H, W) to logits (b, num_classes, H, W), for any height and width.
@@ -49,7 +47,7 @@ class UNet(nn.Module):
         *,
         in_chans: int = 3,
         num_classes: int = 2,
-        widths: Sequence[int] = WIDTHS,
+        widths: Sequence[int] = (16, 32, 64, 128, 256),
         lambda_stages: int = 0,
         query_depth: int = 16,
         heads: int = 4,

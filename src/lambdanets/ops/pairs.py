@@ -69,20 +69,16 @@ def lambda_interaction(
     if mask is not None:
         mask = expand_mask(mask, sizes["b"], sizes["n"], sizes["m"])
     dtype, result_dtype = compute_and_result_dtype(queries=queries, keys=keys, values=values, embeddings=embeddings)
-    queries, values = queries.to(dtype), values.to(dtype)
-    keys = None if keys is None else keys.to(dtype)
-    embeddings = None if embeddings is None else embeddings.to(dtype)
+    factors: list[Any] = [x if x is None else x.to(dtype) for x in (queries, keys, values, embeddings)]
     if not u:
-        values = values.unsqueeze(-1)
-        keys = None if keys is None else keys.unsqueeze(-1)
-        embeddings = None if embeddings is None else embeddings.unsqueeze(-1)
-    factors: list[tuple[Any, ...]] = [(queries, keys, values, embeddings)]
+        factors[1:] = [x if x is None else x.unsqueeze(-1) for x in factors[1:]]
+    by_head: Any = [factors]
     if multi_head:
-        axes = ((keys, 1), (values, 1), (embeddings, -5))
+        axes = zip(factors[1:], (1, 1, -5), strict=True)
         parts: list[Any] = [itertools.repeat(None) if x is None else x.unbind(axis) for x, axis in axes]
-        factors = list(zip(queries.split(1, dim=1), *parts, strict=False))
+        by_head = zip(factors[0].split(1, dim=1), *parts, strict=False)
     with without_autocast(queries.device):
-        outputs = [_interaction(q, k, v, e, mask, normalize_keys, causal) for q, k, v, e in factors]
+        outputs = [_interaction(q, k, v, e, mask, normalize_keys, causal) for q, k, v, e in by_head]
         return (torch.cat(outputs, dim=1) if multi_head else outputs[0]).to(result_dtype)
 
 

@@ -13,7 +13,7 @@ import torch
 from lambdanets import plan, position_interaction
 from lambdanets.ops.position import fused_check
 from lambdanets.ops.position.fused import KERNELS
-from lambdanets.ops.position.fused_check import Case, make_example, run_kernel
+from lambdanets.ops.position.fused_check import Case, Example
 
 CASES = {
     "ragged tiles": (torch.float16, Case(3, 2, (7, 9), (5, 5), 16, 16)),
@@ -37,14 +37,14 @@ def with_large_strides(x: torch.Tensor) -> torch.Tensor:
 
 def errors(dtype: torch.dtype, case: Case, large_strides: bool = False) -> dict[str, float]:
     """Return ||result - exact|| / ||exact|| by kernel."""
-    example = make_example(case, dtype, "cpu")
+    example = Example.make(case, dtype, "cpu")
     if large_strides:
         queries, table, values, content = example.factors
         factors = (with_large_strides(queries), table, with_large_strides(values), with_large_strides(content))
         example = example._replace(factors=factors, grad_output=with_large_strides(example.grad_output))
     error_by_kernel = {}
     for name in KERNELS:
-        result, exact = run_kernel(name, example), example.exact[name]
+        result, exact = example.run(name), example.exact[name]
         assert result.dtype == dtype
         error_by_kernel[name] = ((result.double() - exact).norm() / exact.norm()).item()
     return error_by_kernel

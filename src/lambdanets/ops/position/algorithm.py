@@ -130,8 +130,7 @@ class Algorithm(ABC):
         """Compute what depends only on the table (r_1..r_D, k, u), where r = before + 1 + after.
 
         In a causal problem `after` is 0 along the first axis, and the future offsets in the last row
-        are already zero. The result must not share memory with the table, which may change before the
-        backward pass.
+        are already zero. The result may be a view of the table.
         """
 
     @abstractmethod

@@ -43,7 +43,6 @@ TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 _MAX_HEADS, _MAX_TILE = 16, 64
 _MAX_INDEX = 2**31  # positions and table elements are indexed with 32 bits
 
-
 # Functions in `fused_kernels`; the gradients in the order of the factors.
 KERNELS = {
     "forward": "forward_or_grad_queries",

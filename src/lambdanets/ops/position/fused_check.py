@@ -9,7 +9,6 @@ import functools
 import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -57,6 +56,37 @@ class Example(NamedTuple):
     grad_output: Tensor
     exact: dict[str, Tensor]
 
+    @classmethod
+    def make(cls, case: Case, dtype: torch.dtype, device: str) -> "Example":
+        """Make the inputs of a case, slices of larger tensors of NaN, and its results by `query_order` in float64."""
+        generator = torch.Generator(device).manual_seed(0)
+        b, h, n, k, v, u = case.batch, case.heads, math.prod(case.grid), case.k, case.v, case.u
+        shapes = (b, h, n, k), (*case.sides, k, u), (b, n, v, u), (b, k, v), (b, h, n, v)
+        inputs = [torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes]
+        q, r, wide_values, c, grad = (x.double().requires_grad_() for x in inputs)
+        y = compute_position_term(q, r, wide_values, c if case.content else None, case.grid, algorithm="query_order")
+        results = (y.detach(), *torch.autograd.grad(y, (q, r, wide_values), grad))
+        queries, table, values, content, grad_output = map(surround_with_nan, inputs)
+        factors = queries, table, values, content if case.content else None
+        problem = make_plan(factors, case.grid, False, "query_order").problem  # "auto" would call this check
+        return cls(problem, factors, grad_output, dict(zip(fused.KERNELS, results, strict=True)))
+
+    def run(self, kernel: str) -> Tensor:
+        """The result of a kernel."""
+        return fused.Fused(self.problem).run(kernel, self.factors, self.grad_output)
+
+    def failure(self, kernel: str) -> str:
+        """Whether a kernel raises or is wrong, and why, or ""."""
+        tolerance = TOLERANCES[self.problem.dtype]
+        try:
+            error = max_relative_error(self.run(kernel), self.exact[kernel])
+        except Exception as exception:
+            if is_out_of_memory(exception):
+                raise
+            return f"{kernel} raises {type(exception).__name__}: {one_line(exception)}"[:500]
+        is_right = error <= tolerance  # false for NaN
+        return "" if is_right else f"{kernel} is wrong: max relative error {error:.3g}, tolerance {tolerance:.3g}"
+
 
 @functools.cache
 def failures(device: str, dtype: torch.dtype) -> str:
@@ -68,9 +98,9 @@ def failures(device: str, dtype: torch.dtype) -> str:
 
     def run() -> str:
         cases = CASES if fused.is_interpreted() else (*CASES, FULL_TILE_CASE)
-        examples = [make_example(case, dtype, device) for case in cases]
-        first_failures = (next(filter(None, map(partial(failure, kernel), examples)), "") for kernel in fused.KERNELS)
-        return "; ".join(filter(None, first_failures))
+        examples = [Example.make(case, dtype, device) for case in cases]
+        first = (next(filter(None, (each.failure(kernel) for each in examples)), "") for kernel in fused.KERNELS)
+        return "; ".join(filter(None, first))
 
     # The caller may be in inference mode, autocast, vmap or a mode of fake tensors. A new thread is not.
     with ThreadPoolExecutor(1) as pool:
@@ -85,46 +115,9 @@ def failures(device: str, dtype: torch.dtype) -> str:
     return failed
 
 
-def failure(kernel: str, example: Example) -> str:
-    """Which kernel raises or is wrong in an example, and why, or ""."""
-    tolerance = TOLERANCES[example.problem.dtype]
-    try:
-        error = max_relative_error(run_kernel(kernel, example), example.exact[kernel])
-    except Exception as exception:
-        if is_out_of_memory(exception):
-            raise
-        return f"{kernel} raises {type(exception).__name__}: {one_line(exception)}"[:500]
-    is_right = error <= tolerance  # false for NaN
-    return "" if is_right else f"{kernel} is wrong: max relative error {error:.3g}, tolerance {tolerance:.3g}"
-
-
 def max_relative_error(result: Tensor, exact: Tensor) -> float:
     """Return max |result - exact| / RMS(exact), NaN if an element is NaN."""
     return ((result.double() - exact).abs().max() / exact.square().mean().sqrt()).item()
-
-
-def run_kernel(kernel: str, example: Example) -> Tensor:
-    """The result of a kernel."""
-    return fused.Fused(example.problem).run(kernel, example.factors, example.grad_output)
-
-
-def make_example(case: Case, dtype: torch.dtype, device: str) -> Example:
-    """Make the inputs of a case, slices of larger tensors of NaN, and its results by `query_order` in float64."""
-    generator = torch.Generator(device).manual_seed(0)
-    b, h, n, k, v, u = case.batch, case.heads, math.prod(case.grid), case.k, case.v, case.u
-    shapes = (b, h, n, k), (*case.sides, k, u), (b, n, v, u), (b, k, v), (b, h, n, v)
-    inputs = [torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes]
-    q, r, wide_values, c, grad = (x.double().requires_grad_() for x in inputs)
-    y = compute_position_term(q, r, wide_values, c if case.content else None, case.grid, algorithm="query_order")
-    results = (y.detach(), *torch.autograd.grad(y, (q, r, wide_values), grad))
-    queries, table, values, content, grad_output = map(surround_with_nan, inputs)
-    factors = queries, table, values, content if case.content else None
-    return Example(
-        make_plan(factors, case.grid, False, "query_order").problem,  # "auto" would call this check
-        factors,
-        grad_output,
-        dict(zip(fused.KERNELS, results, strict=True)),
-    )
 
 
 def surround_with_nan(x: Tensor) -> Tensor:

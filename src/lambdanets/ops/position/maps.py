@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lambdanets.ops.position.algorithm import (
     Algorithm,
+    Cost,
     Derivatives,
     Inputs,
     Needs,
@@ -196,12 +197,27 @@ class Maps(NamedTuple):
 
 
 class MapAlgorithm(Algorithm):
-    """An algorithm for the position term of maps. tiling: how the grid is computed, and examples of a call."""
+    """An algorithm for the position term of maps, with the tiles and the examples of a call that take the least work.
 
-    def __init__(self, problem: Problem, tiling: tuple[Maps, int]) -> None:
+    sides, intra_depth: those of the maps.
+    """
+
+    def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.maps, self.batch = tiling
-        _, self.map_problem = maps_of(problem)
+        maps = Maps.of(problem.grid, problem.before, problem.after)
+        self.sides, self.intra_depth = (maps.rows.side, maps.columns.side), problem.intra_depth * maps.slices.window
+        self.maps, self.batch = min(self.tilings(maps), key=lambda tiling: self.tiled_cost(*tiling).work)
+
+    def cost(self) -> Cost:
+        return self.tiled_cost(self.maps, self.batch)
+
+    @abstractmethod
+    def tilings(self, maps: Maps) -> list[tuple[Maps, int]]:
+        """Candidates: maps with tiles, and examples of a call."""
+
+    @abstractmethod
+    def tiled_cost(self, maps: Maps, batch: int) -> Cost:
+        """`cost` with one of the candidates."""
 
     @abstractmethod
     def block(self, table: Tensor) -> Tensor:
@@ -251,17 +267,3 @@ class MapAlgorithm(Algorithm):
         flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
         product = flat_total.baddbmm_(flat_rows, matrices)
         return product.unflatten(1, (-1, total.shape[1])).transpose(1, 2)
-
-
-def maps_of(problem: Problem) -> tuple[Maps, Problem]:
-    """How the grid of a problem is computed as maps, and the problem of these maps."""
-    p = problem
-    maps = Maps.of(p.grid, p.before, p.after)
-    rows, columns, slices = maps[:3]
-    return maps, p._replace(
-        batch=p.batch * slices.side,
-        intra_depth=p.intra_depth * slices.window,
-        grid=(rows.side, columns.side),
-        before=(rows.before, columns.before),
-        after=(rows.after, columns.after),
-    )

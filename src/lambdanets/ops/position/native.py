@@ -57,13 +57,10 @@ class _Problem(ctypes.Structure):
         *((name, ctypes.c_int * 2) for name in ("tile", "tiles", "before", "after")),
         *((name, ctypes.c_int) for name in ("depth_before", "depth_scope", "pairs", "group")),
         ("axes", _Axis * 2),
-        *(
-            (name, ctypes.c_ssize_t)
-            for name in (
-                *("qs_b", "qs_h", "qs_n", "qs_k", "vs_b", "vs_u", "vs_n", "vs_v", "cs_b", "cs_k"),
-                *("os_b", "os_h", "os_n", "os_v", "gs_b", "gs_h", "gs_n", "gs_v"),
-                *("dq_b", "dq_h", "dq_n", "dq_k", "dv_b", "dv_u", "dv_n", "dv_v"),
-            )
+        *(  # strides
+            (name[:3] + axis, ctypes.c_ssize_t)
+            for name in ("qs_bhnk", "vs_bunv", "cs_bk", "os_bhnv", "gs_bhnv", "dq_bhnk", "dv_bunv")
+            for axis in name[3:]
         ),
         *(
             (name, ctypes.c_void_p)

@@ -10,13 +10,12 @@ are batched over positions, and y ((J, b), (positions, h), v) over tiles and exa
 """
 
 import itertools
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from lambdanets.ops.position.algorithm import CALL, Cost, Needs, Prepared, Problem, matmul_work
-from lambdanets.ops.position.maps import MapAlgorithm, Maps, maps_of
+from lambdanets.ops.position.maps import MapAlgorithm, Maps
 from lambdanets.ops.precision import accumulation_dtype, product_dtype
 from lambdanets.ops.tables import pad_axis
 
@@ -32,12 +31,48 @@ class QueryOrder(MapAlgorithm):
     name = "query_order"
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, _best_tiling(problem))
+        super().__init__(problem)
         self.dtype = product_dtype(problem.dtype, problem.is_gpu)
         self.rows, self.columns, *_ = self.maps
 
-    def cost(self) -> Cost:
-        return _cost(self.problem, self.maps, self.batch)
+    def tilings(self, maps: Maps) -> list[tuple[Maps, int]]:
+        """With tiles whose logits fit the cache."""
+        (height, width), limit = self.sides, _LOGITS_BYTES[self.problem.is_gpu]
+        heights = sorted({min(tile, height) for tile in (*_TILE_ROWS, height)})
+        widths = [*(tile for tile in _TILE_COLUMNS if 2 * tile <= width), width]
+        tilings: list[tuple[Maps, int]] = []
+        for tile_height, tile_width in itertools.product(heights, widths):
+            rows, columns = maps.rows._replace(tile=tile_height), maps.columns._replace(tile=tile_width)
+            tiled = maps._replace(rows=rows, columns=columns)
+            examples = min(self.problem.batch, limit // (maps.slices.side * self._logits_bytes(tiled)))
+            if examples > 0 or not tilings:
+                tilings.append((tiled, max(1, examples)))
+        return tilings
+
+    def tiled_cost(self, maps: Maps, batch: int) -> Cost:
+        p, rows, columns, count = self.problem, maps.rows, maps.columns, batch * maps.slices.side
+        k, v, window = p.query_depth, p.value_depth, self._logits_of_query(maps)
+        windows, positions = columns.num_tiles * count, rows.tile * columns.tile
+        work = matmul_work(positions, p.heads * windows, k, window)
+        work += matmul_work(windows, positions * p.heads, window, v)
+        work = rows.num_tiles * (work + 6 * CALL) + 12 * CALL
+        packed_elements = p.heads * count * rows.side * columns.side * (k + v)
+        packed_elements += windows * rows.side * columns.window * self.intra_depth * v
+        work += _WORK_PER_COPIED_ELEMENT * packed_elements
+        # Peak memory is in the backward pass: block and its gradient, logits twice and one product.
+        elements = 4 * positions * k * window + 3 * packed_elements
+        workspace = product_dtype(p.dtype, p.is_gpu).itemsize * elements + 3 * count * self._logits_bytes(maps)
+        tiles = p.batch * maps.slices.side * rows.num_tiles * columns.num_tiles
+        return Cost(tiles * positions * p.heads * window * (k + v), workspace, -(-p.batch // batch) * work)
+
+    def _logits_of_query(self, maps: Maps) -> int:
+        """The number of logits of a query and a head."""
+        return maps.rows.window * maps.columns.window * self.intra_depth
+
+    def _logits_bytes(self, maps: Maps) -> int:
+        """The size of the logits of a row of tiles of a map."""
+        queries = self.problem.heads * maps.rows.tile * maps.columns.tile * maps.columns.num_tiles
+        return accumulation_dtype(self.problem.dtype).itemsize * queries * self._logits_of_query(maps)
 
     def block(self, table: Tensor) -> Tensor:
         """Return ((T_1, T_2), k, (w_1, w_2, u))."""
@@ -45,14 +80,14 @@ class QueryOrder(MapAlgorithm):
         return pairs.permute(0, 1, 2, 5, 4, 3).flatten(3).flatten(0, 1).contiguous()
 
     def block_adjoint(self, grad_block: Tensor) -> Tensor:
-        (rows, columns), p = (self.rows, self.columns), self.map_problem
-        x = grad_block.view(rows.tile, columns.tile, p.query_depth, rows.window, columns.window, p.intra_depth)
+        rows, columns, k = self.rows, self.columns, self.problem.query_depth
+        x = grad_block.view(rows.tile, columns.tile, k, rows.window, columns.window, self.intra_depth)
         x = rows.add_pairs(x.permute(0, 1, 2, 5, 4, 3), 0)  # (r_1, T_2, k, u, w_2)
         return columns.add_pairs(x, 1)
 
     def _split(self, x: Tensor) -> Tensor:
         """Reshape (b, h, n, c) to tiles (b, J_1, T_1, J, T_2, h, c)."""
-        return self.columns.tiles(self.rows.tiles(x.transpose(1, 2).unflatten(1, self.map_problem.grid), 1), 3)
+        return self.columns.tiles(self.rows.tiles(x.transpose(1, 2).unflatten(1, self.sides), 1), 3)
 
     def _join(self, x: Tensor) -> Tensor:
         """The inverse of `_split`."""
@@ -64,7 +99,7 @@ class QueryOrder(MapAlgorithm):
 
     def _unpack_queries(self, packed: Tensor) -> Tensor:
         """The inverse of `_pack_queries`."""
-        x = packed.unflatten(2, (self.map_problem.heads, self.columns.num_tiles, -1))
+        x = packed.unflatten(2, (self.problem.heads, self.columns.num_tiles, -1))
         return self._join(x.unflatten(1, (self.rows.tile, self.columns.tile)).permute(5, 0, 1, 4, 2, 3, 6))
 
     def _pack_outputs(self, outputs: Tensor) -> Tensor:
@@ -77,15 +112,15 @@ class QueryOrder(MapAlgorithm):
         return self._join(x.unflatten(1, (self.columns.num_tiles, -1)).permute(2, 0, 3, 1, 4, 5, 6))
 
     def _pack_values(self, values: Tensor) -> Tensor:
-        maps = values.transpose(2, 3).unflatten(1, self.map_problem.grid)
+        maps = values.transpose(2, 3).unflatten(1, self.sides)
         maps = maps if self.rows.is_covered else pad_axis(maps, 1, *self.rows.padding)
         x = self.columns.windows(maps, 2).permute(2, 0, 1, 5, 3, 4)  # (J, b, S_1, w_2, u, v)
         return x.flatten(3, 4).flatten(0, 1)
 
     def _unpack_values(self, grad_values: Tensor) -> Tensor:
         """The adjoint of `_pack_values`."""
-        (rows, columns), p = (self.rows, self.columns), self.map_problem
-        x = grad_values.narrow(1, rows.padding[0], rows.side).unflatten(2, (columns.window, p.intra_depth))
+        rows, columns = self.rows, self.columns
+        x = grad_values.narrow(1, rows.padding[0], rows.side).unflatten(2, (columns.window, self.intra_depth))
         x = x.unflatten(0, (columns.num_tiles, -1)).permute(1, 2, 0, 4, 5, 3)  # (b, S_1, J, u, v, w_2)
         return columns.add_windows(x, 2).flatten(1, 2).transpose(2, 3)
 
@@ -100,7 +135,7 @@ class QueryOrder(MapAlgorithm):
         (block,) = prepared
         packed, windows = self._pack_queries(queries), self._pack_values(values).contiguous()
         grads = None if grad_output is None else self._pack_outputs(grad_output)
-        wide, rows_of_tile = accumulation_dtype(block.dtype), len(block) * self.map_problem.heads
+        wide, rows_of_tile = accumulation_dtype(block.dtype), len(block) * self.problem.heads
         outputs = packed.new_empty(len(packed), len(windows), rows_of_tile, values.shape[2] if needs.output else 0)
         grad_queries = torch.empty_like(packed) if needs.queries else None
         grad_block = torch.zeros_like(block, dtype=wide) if needs.table else None
@@ -130,47 +165,3 @@ class QueryOrder(MapAlgorithm):
             grad_block,
             None if grad_values is None else self._unpack_values(grad_values),
         )
-
-
-@lru_cache(maxsize=1024)
-def _best_tiling(problem: Problem) -> tuple[Maps, int]:
-    """Tiles, and examples of a call, with the least work whose logits fit the cache."""
-    (maps, p), limit = maps_of(problem), _LOGITS_BYTES[problem.is_gpu]
-    height, width = maps.rows.side, maps.columns.side
-    heights = sorted({min(tile, height) for tile in (*_TILE_ROWS, height)})
-    widths = [*(tile for tile in _TILE_COLUMNS if 2 * tile <= width), width]
-    tilings: list[tuple[Maps, int]] = []
-    for tile_height, tile_width in itertools.product(heights, widths):
-        rows, columns = maps.rows._replace(tile=tile_height), maps.columns._replace(tile=tile_width)
-        tiled = maps._replace(rows=rows, columns=columns)
-        examples = min(problem.batch, limit // (maps.slices.side * _logits_bytes(p, tiled)))
-        if examples > 0 or not tilings:
-            tilings.append((tiled, max(1, examples)))
-    return min(tilings, key=lambda tiling: _cost(problem, *tiling).work)
-
-
-def _window(problem: Problem, maps: Maps) -> int:
-    """The number of logits of a query and a head."""
-    return maps.rows.window * maps.columns.window * problem.intra_depth
-
-
-def _logits_bytes(problem: Problem, maps: Maps) -> int:
-    """The size of the logits of a row of tiles of a map."""
-    queries = problem.heads * maps.rows.tile * maps.columns.tile * maps.columns.num_tiles
-    return accumulation_dtype(problem.dtype).itemsize * queries * _window(problem, maps)
-
-
-def _cost(problem: Problem, maps: Maps, batch: int) -> Cost:
-    (_, p), rows, columns, count = maps_of(problem), maps.rows, maps.columns, batch * maps.slices.side
-    k, v, window = p.query_depth, p.value_depth, _window(p, maps)
-    windows, positions = columns.num_tiles * count, rows.tile * columns.tile
-    work = matmul_work(positions, p.heads * windows, k, window) + matmul_work(windows, positions * p.heads, window, v)
-    work = rows.num_tiles * (work + 6 * CALL) + 12 * CALL
-    packed_elements = p.heads * count * p.num_positions * (k + v)
-    packed_elements += windows * p.grid[0] * columns.window * p.intra_depth * v
-    work += _WORK_PER_COPIED_ELEMENT * packed_elements
-    # Peak memory is in the backward pass: block and its gradient, logits twice and one product.
-    elements = 4 * positions * k * window + 3 * packed_elements
-    workspace = product_dtype(p.dtype, p.is_gpu).itemsize * elements + 3 * count * _logits_bytes(p, maps)
-    multiply_adds = p.batch * rows.num_tiles * columns.num_tiles * positions * p.heads * window * (k + v)
-    return Cost(multiply_adds, workspace, -(-p.batch // count) * work)

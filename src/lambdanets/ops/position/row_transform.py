@@ -15,14 +15,13 @@ tile, so they share a block of R^. Memory: the block, and the lambdas of a tile.
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lambdanets.ops.position.algorithm import CALL, Cost, Needs, Prepared, Problem, matmul_work
-from lambdanets.ops.position.maps import Axis, MapAlgorithm, Maps, maps_of
+from lambdanets.ops.position.algorithm import CALL, Cost, Needs, Prepared, matmul_work
+from lambdanets.ops.position.maps import Axis, MapAlgorithm, Maps
 from lambdanets.ops.precision import accumulation_dtype
 from lambdanets.ops.tables import pad_axis
 
@@ -40,7 +39,7 @@ def _frequencies(columns: Axis) -> int:
     return _length(columns) // 2 + 1
 
 
-def _tilings(maps: Maps) -> list[Maps]:
+def _all_tiles(maps: Maps) -> list[Maps]:
     """With one tile of all rows, with two tiles, and so on."""
     side = maps.rows.side
     heights = dict.fromkeys(-(-side // 2**i) for i in range(side.bit_length() + 1))
@@ -49,7 +48,7 @@ def _tilings(maps: Maps) -> list[Maps]:
 
 def tiles_of_graph(maps: Maps) -> Maps:
     """With the tiles that have the fewest pairs of rows, at most four."""
-    tilings = sorted(_tilings(maps)[:3], key=lambda tiled: _pairs_of_rows(tiled.rows))
+    tilings = sorted(_all_tiles(maps)[:3], key=lambda tiled: _pairs_of_rows(tiled.rows))
     return tilings[0]  # dynamo of PyTorch 2.11 cannot trace min with a key
 
 
@@ -133,11 +132,36 @@ def row_transform(queries: Tensor, prepared: Prepared, values: Tensor, maps: Map
 class RowTransform(MapAlgorithm):
     name = "row_transform"
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem, _best_tiling(problem))
+    def tilings(self, maps: Maps) -> list[tuple[Maps, int]]:
+        """With tiles whose block of R^ fits the memory, and examples whose lambdas fit the cache."""
+        p, candidates = self.problem, _all_tiles(maps)
+        fitting = [tiled for tiled in candidates if 4 * self._block_elements(tiled) <= _BLOCK_BYTES]
+        tilings = []
+        for tiled in fitting or candidates[-1:]:
+            lambda_bytes = 4 * tiled.rows.tile * maps.columns.side * p.value_depth * p.query_depth * maps.slices.side
+            # Products of at least 64 columns are fast.
+            batch = max(1, _LAMBDA_BYTES[p.is_gpu] // lambda_bytes, 64 // p.value_depth)
+            tilings.append((tiled, min(p.batch, batch)))
+        return tilings
 
-    def cost(self) -> Cost:
-        return _cost(self.problem, self.maps, self.batch)
+    def tiled_cost(self, maps: Maps, batch: int) -> Cost:
+        p, (height, width), count = self.problem, self.sides, batch * maps.slices.side
+        k, v, num_maps = p.query_depth, p.value_depth, p.batch * maps.slices.side
+        products = num_maps * multiply_adds(maps, k, v, self.intra_depth)
+        applied = num_maps * height * width * p.heads * k * v
+        work = matmul_work(products / 64**3, 64, 64, 64)
+        work += CALL * -(-p.batch // batch) * (12 + 8 * maps.rows.num_tiles)
+        work += matmul_work(num_maps * height * width, p.heads, k, v)
+        matrices = _length(maps.columns) * width
+        spectra = 2 * _frequencies(maps.columns) * height * self.intra_depth * count * v
+        lambdas = maps.rows.tile * _length(maps.columns) * k * count * v
+        packed = count * height * width * p.heads * (k + v)
+        elements = 6 * self._block_elements(maps) + 4 * (matrices + spectra) + 8 * lambdas + 2 * packed
+        return Cost(products + applied, self.dtype.itemsize * elements, _SLOWDOWN * work)
+
+    def _block_elements(self, maps: Maps) -> int:
+        pairs = maps.rows.tile * maps.rows.window
+        return 4 * _frequencies(maps.columns) * pairs * self.problem.query_depth * self.intra_depth
 
     def block(self, table: Tensor) -> Tensor:
         return table_block(table, self.maps)
@@ -184,46 +208,9 @@ class RowTransform(MapAlgorithm):
         )
 
 
-@lru_cache(maxsize=1024)
-def _best_tiling(problem: Problem) -> tuple[Maps, int]:
-    """Tiles, and examples of a call, with the least work, whose block of R^ fits the memory, and lambdas the cache."""
-    maps, p = maps_of(problem)
-    candidates = _tilings(maps)
-    fitting = [tiled for tiled in candidates if 4 * _block_elements(tiled, p) <= _BLOCK_BYTES] or candidates[-1:]
-    tilings = []
-    for tiled in fitting:
-        lambda_bytes = 4 * tiled.rows.tile * maps.columns.side * p.value_depth * p.query_depth * maps.slices.side
-        # Products of at least 64 columns are fast.
-        batch = max(1, _LAMBDA_BYTES[problem.is_gpu] // lambda_bytes, 64 // p.value_depth)
-        tilings.append((tiled, min(problem.batch, batch)))
-    return min(tilings, key=lambda tiling: _cost(problem, *tiling).work)
-
-
-def _block_elements(maps: Maps, problem: Problem) -> int:
-    pairs = maps.rows.tile * maps.rows.window
-    return 4 * _frequencies(maps.columns) * pairs * problem.query_depth * problem.intra_depth
-
-
 def multiply_adds(maps: Maps, depth: int, value_depth: int, intra_depth: int) -> float:
     """Multiply-adds for a map, before the queries are applied."""
     frequencies = _frequencies(maps.columns)
     transformed = 2 * frequencies * maps.columns.side * maps.rows.side * (depth + intra_depth)
     pairs = 4 * frequencies * _pairs_of_rows(maps.rows) * depth * intra_depth
     return (transformed + pairs) * value_depth
-
-
-def _cost(problem: Problem, maps: Maps, batch: int) -> Cost:
-    _, p = maps_of(problem)
-    count = batch * maps.slices.side
-    k, v, lines = p.query_depth, p.value_depth, maps.rows.side
-    products = p.batch * multiply_adds(maps, k, v, p.intra_depth)
-    applied = p.batch * p.num_positions * p.heads * k * v
-    calls = -(-p.batch // count) * (12 + 8 * maps.rows.num_tiles)
-    work = matmul_work(products / 64**3, 64, 64, 64) + CALL * calls
-    work += matmul_work(p.batch * p.num_positions, p.heads, k, v)
-    matrices = _length(maps.columns) * maps.columns.side
-    spectra = 2 * _frequencies(maps.columns) * lines * p.intra_depth * count * v
-    lambdas = maps.rows.tile * _length(maps.columns) * k * count * v
-    packed = count * p.num_positions * p.heads * (k + v)
-    elements = 6 * _block_elements(maps, p) + 4 * (matrices + spectra) + 8 * lambdas + 2 * packed
-    return Cost(products + applied, accumulation_dtype(p.dtype).itemsize * elements, _SLOWDOWN * work)
