@@ -271,9 +271,16 @@ class LambdaBase(Layer, ABC):
 
     def pair_terms(self, inputs: LambdaInputs) -> Tensor:
         """The content term plus the position term from `embeddings`, (b, h, n, v), without tables."""
-        queries, keys, values, _, embeddings, _, mask = inputs
-        options: Any = {"multi_head": self.multi_head, "normalize_keys": self.normalize_keys, "causal": self.causal}
-        return lambda_interaction(queries, keys, values, embeddings, mask=mask, **options)
+        return lambda_interaction(
+            inputs.queries,
+            inputs.keys,
+            inputs.values,
+            inputs.embeddings,
+            mask=inputs.mask,
+            multi_head=self.multi_head,
+            normalize_keys=self.normalize_keys,
+            causal=self.causal,
+        )
 
     def _bias_term(self, queries: Tensor) -> Tensor:
         """Return the position bias applied to queries (b, h, n, k): (b, h, n, 1), equal for all value channels."""
