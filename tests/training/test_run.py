@@ -98,6 +98,14 @@ def test_a_changed_folder_is_not_divided_again_by_evaluate(quick_run, tmp_path, 
     assert main(["evaluate", str(run_folder), "--data", str(new)]) == 0  # with any images
 
 
+def test_weights_that_name_no_data_recognize_the_images_held_out(quick_run, tmp_path):
+    weights = shutil.copy(quick_run / "weights.safetensors", tmp_path)
+    photos = shutil.copytree(quick_run.parent / "images", tmp_path / "photos")
+    assert evaluate(weights, photos).scores == evaluate(quick_run).scores
+    (photos / "dark/00.png").unlink()
+    assert len(evaluate(weights, photos).labels) == 19  # all images of another dataset
+
+
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
     """The folder of a run of `quick` that crashed in its sixth step. Read-only."""

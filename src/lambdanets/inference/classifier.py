@@ -13,9 +13,9 @@ from PIL.Image import Image
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from lambdanets.data.batches import Batch
+from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.datasets import Splits, open_evaluation_images, open_splits, remap_labels
-from lambdanets.data.labeled_images import ImageBatches, LabeledImages
+from lambdanets.data.labeled_images import LabeledImages, image_batches
 from lambdanets.errors import InputError
 from lambdanets.files import atomic_write, encode_utf8
 from lambdanets.inference.figures import SHEET, new_figure, save_figure
@@ -120,7 +120,8 @@ class Classifier(Predictor):
     def evaluator(self, data: str | None = None, *, data_root: str | None = None) -> Self:
         """Return the evaluator on a dataset with the same classes: its validation split, or all images if it has none.
 
-        data: by default the dataset on which the classifier was trained.
+        data: by default the dataset on which the classifier was trained, of which the images that were held out are
+            used, also if it was moved.
         """
         known = self.card.recipe.get("data")
         if data is None or _is_same_dataset(data, known):
@@ -129,11 +130,12 @@ class Classifier(Predictor):
             splits = open_splits_of(self.card, known, data_root)
             images, source, left_out = splits.validation, splits.source, splits.left_out
         else:
-            images, source, left_out = open_evaluation_images(data, data_root)
+            division = _division_of(self.card)
+            images, source, left_out = open_evaluation_images(data, data_root, self.card.held_out, **division)
         return replace(self, images=remap_labels(images, self.classes), source=source, left_out=left_out)
 
-    def batches(self, **options: Any) -> ImageBatches:
-        return ImageBatches(self.images, self.card.preprocessing.transform(), **options)
+    def batches(self, **options: Any) -> Batches:
+        return image_batches(self.images, self.card.preprocessing.transform(), **options)
 
     def measure(self, batch: Batch) -> list[Any]:
         """Return (index, label, predicted class, its probability, cross entropy) of each image."""
@@ -232,14 +234,18 @@ def open_splits_of(card: ClassifierCard, data: str, root: str | None = None) -> 
     """
     recipe, is_own = card.recipe, _is_same_dataset(data, card.recipe.get("data"))
     root = root or (recipe.get("data_root") if is_own else None)
-    share, seed = recipe.get("validation_share", 0.2), recipe.get("seed", 0)
-    splits = open_splits(data, root=root, validation_share=share, seed=seed)
+    splits = open_splits(data, root=root, **_division_of(card))
     if is_own and card.held_out and splits.held_out != card.held_out:
         raise InputError(
             f"data must have the same images as when the run started, got '{data}' with others, of "
             "which it may have trained on any; restore them, or give a folder of new images"
         )
     return splits
+
+
+def _division_of(card: ClassifierCard) -> dict[str, Any]:
+    """Return the arguments by which `open_splits` divides a dataset as in the training run."""
+    return {name: card.recipe[name] for name in ("validation_share", "seed") if name in card.recipe}
 
 
 def _is_same_dataset(data: str, other: str | None) -> bool:
