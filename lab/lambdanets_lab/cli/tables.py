@@ -31,8 +31,8 @@ class Tables:
             raise InputError(f"--out must be a file .md in an existing folder, got {self.out}")
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets tables` and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets tables`."""
     options = parse(Tables, arguments, "tables")
     from lambdanets_lab.tables.paper import select_numbers
 
@@ -53,4 +53,3 @@ def main(arguments: list[str]) -> int:
         echo(*to_text(lines, measured).split("\n"))
     else:
         atomic_write(options.out, encode_utf8(to_markdown(lines, measured)))
-    return 0
