@@ -16,7 +16,7 @@ from lambdanets.signals import uninterrupted
 _SYSTEM_FOLDERS = frozenset(
     ("@eadir", "#recycle", "#snapshot", "$recycle.bin", "system volume information", "__macosx", "lost+found")
 )
-RECIPE = "recipe.json"  # of a run
+RECIPE, RESULT = "recipe.json", "result.json"  # of a run
 # Files and sub-folders by which the output folder of a command is recognized.
 _OUTPUTS = (
     {RECIPE},  # train

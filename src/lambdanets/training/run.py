@@ -23,7 +23,7 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import first_readable
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE
+from lambdanets.files import RECIPE, RESULT
 from lambdanets.inference.figures import new_figure, save_figure
 from lambdanets.models.factory import list_models
 from lambdanets.models.weights import WEIGHTS, load_tensors, packaged_models, read_weights, save_weights, weights_in
@@ -41,7 +41,7 @@ from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
 from lambdanets.training.task import Task
 from lambdanets.work import WorkFolder
 
-RESULT, FINDINGS = "result.json", "findings.json"
+FINDINGS = "findings.json"  # such as the ids of dropped annotations
 TIMED_STEPS = 3  # of a dry run
 MAX_IMAGES_ON_CPU = 8  # more do not take less time per image
 
@@ -223,7 +223,11 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     if world.rank == 0:
         if not quiet:
             describe(task)
-        write_findings(task, folder)
+        if any(task.findings.values()):
+            write_json(folder / FINDINGS, task.findings)
+            echo(f"annotations with problems: {folder / FINDINGS}", file=sys.stderr)
+        else:
+            (folder / FINDINGS).unlink(missing_ok=True)
     module = TrainingModule(task, training.steps_per_epoch, training.batch_slice)
     if getattr(recipe, "compile", False):  # a field of the tasks whose models can be compiled
         model.compile()
@@ -298,16 +302,6 @@ def _ddp_strategy(model: str) -> DDPStrategy:
     # timm's networks may compute stages whose features are not used, and DDP would wait for their gradients
     may_have_unused = model not in list_models()
     return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=keep_buckets or may_have_unused)
-
-
-def write_findings(task: Task, folder: Path) -> None:
-    """Write what was found in the data, such as the ids of dropped annotations, to findings.json."""
-    path = folder / FINDINGS
-    if any(task.findings.values()):
-        write_json(path, task.findings)
-        echo(f"annotations with problems: {path}", file=sys.stderr)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> None:
