@@ -9,7 +9,6 @@ from PIL import Image
 
 from data.coco.coco_files import png, write_tar
 from data.test_batches import assert_same
-from lambdanets.data.batches import Batches
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.images import UnreadableImage
 from lambdanets.data.labeled_images import image_batches
@@ -21,7 +20,7 @@ def to_noisy_tensor(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(image.convert("L").resize((6, 6)), np.float32))[None] + torch.rand(())
 
 
-def batches(images: ShardedImages, workers: int = 0) -> Batches:
+def batches(images, workers=0):
     return image_batches(images, to_noisy_tensor, batch_size=4, seed=3, training=True, workers=workers)
 
 

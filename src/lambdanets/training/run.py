@@ -33,7 +33,7 @@ from lambdanets.signals import check_signals, handle_signals, uninterrupted
 from lambdanets.terminal import echo, plural
 from lambdanets.training.callbacks import BEST, Checkpoints, Interrupted, RunLog
 from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
-from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
+from lambdanets.training.distributed import World, all_gather_lists, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
@@ -163,6 +163,8 @@ def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) ->
     tasks: list[Task] = []  # rank zero first: if it fails, only its error is reported
     broadcast_from_rank_zero(lambda: tasks.append(open_task(recipe, world, folder)))
     task = tasks[0] if tasks else open_task(recipe, world, folder)
+    if len({*all_gather_lists([(task.fingerprint, task.checkpoint is None)])}) > 1:
+        raise InputError("data and run must be the same on all nodes, such as on storage that they share, got others")
     batch_slice = choose_micro_batch(task, world)
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     batch_size, evaluator = task.EVALUATION_BATCH_SIZE or recipe.batch_size, task.evaluator(task.validation)
@@ -246,9 +248,6 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
             raise KeyboardInterrupt from None
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)
-    if task.patience:
-        best = folder / "checkpoints" / BEST
-        load_tensors(model, read_weights(best)[0], str(best))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     broadcast_from_rank_zero(lambda: finish(task, folder, log, timer.time_elapsed("train"), world.world_size))
 
@@ -305,7 +304,10 @@ def _ddp_strategy(model: str) -> DDPStrategy:
 
 
 def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> None:
-    """Evaluate the trained model; write the weights, the figures and, last, result.json."""
+    """Evaluate the trained model, or that of the best epoch; write weights, figures and, last, result.json."""
+    if task.patience:
+        best = folder / "checkpoints" / BEST
+        load_tensors(task.model, read_weights(best)[0], str(best))
     task.model.to(resolve_device()).eval()  # Lightning moves the model to the CPU at the end
     recipe, evaluator = task.recipe, task.evaluator(task.validation if task.test is None else task.test)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size
