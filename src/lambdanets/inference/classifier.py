@@ -118,10 +118,9 @@ class Classifier(Predictor):
         return self.finite_outputs(images).cpu().softmax(dim=1)
 
     def evaluator(self, data: str | None = None, *, data_root: str | None = None) -> Self:
-        """Return the evaluator on a dataset with the same classes: its validation split, or all images if it has none.
+        """Return the evaluator on a dataset with the same classes, with those of its images that `evaluate` describes.
 
-        data: by default the dataset on which the classifier was trained, of which the images that were held out are
-            used, also if it was moved.
+        data: by default the dataset on which the classifier was trained.
         """
         known = self.card.recipe.get("data")
         if data is None or _is_same_dataset(data, known):
