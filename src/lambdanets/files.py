@@ -62,10 +62,10 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return Path(path).open("rb")
 
 
-def atomic_write(path: Path, content: bytes | memoryview) -> None:
-    """Write a file atomically: after a crash it has either the old content or the new content."""
+def atomic_write(path: Path, content: str | bytes | memoryview) -> None:
+    """Write a file atomically: after a crash it has the old content or the new. Text is encoded by `encode_utf8`."""
     with atomic_open(path) as file:
-        file.write(content)
+        file.write(encode_utf8(content) if isinstance(content, str) else content)
 
 
 def file_sha256(file: BinaryIO) -> str:

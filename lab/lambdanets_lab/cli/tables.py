@@ -7,7 +7,7 @@ from typing import Annotated
 
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import atomic_write
 from lambdanets.progress import track
 from lambdanets.records import record
 from lambdanets.terminal import echo
@@ -52,4 +52,4 @@ def main(arguments: list[str]) -> None:
     if options.out is None:
         echo(*to_text(lines, measured).split("\n"))
     else:
-        atomic_write(options.out, encode_utf8(to_markdown(lines, measured)))
+        atomic_write(options.out, to_markdown(lines, measured))

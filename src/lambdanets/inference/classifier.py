@@ -17,7 +17,7 @@ from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.datasets import Splits, open_evaluation_images, open_splits, remap_labels
 from lambdanets.data.labeled_images import LabeledImages, image_batches
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import atomic_write
 from lambdanets.inference.figures import SHEET, new_figure, save_figure
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.predictor import Evaluation, Predictor, format_score
@@ -167,15 +167,28 @@ class Classifier(Predictor):
         return evaluation
 
     def write_evaluation(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Write predictions.csv, confusion_matrix.csv and confusion_matrix.png, too."""
-        rows = [
+        """Write predictions.csv and a confusion matrix, whose rows are true classes, as CSV and as a figure, too."""
+        predictions = [
             (self.images.name(index), self.classes[label], self.classes[predicted], round(confidence, 6))
             for index, label, predicted, confidence, _ in evaluation.measures
         ]
-        atomic_write(
-            folder / "predictions.csv", encode_utf8(csv_table([("image", "class", "predicted", "probability"), *rows]))
-        )
-        self._write_confusion(evaluation, folder)
+        columns = ("image", "class", "predicted", "probability")
+        atomic_write(folder / "predictions.csv", csv_table([columns, *predictions]))
+        from sklearn.metrics import ConfusionMatrixDisplay  # predictions do not need it
+
+        classes, matrix = self.classes, evaluation.confusion_matrix
+        rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
+        atomic_write(folder / "confusion_matrix.csv", csv_table([("true \\ predicted", *classes), *rows]))
+        side = min(max(4.0, 0.3 * len(classes)), 24.0)
+        figure = new_figure(side + 1.5, side + 0.5)
+        axis, has_counts = figure.subplots(), len(classes) <= MAX_CLASSES_WITH_COUNTS
+        names = [printable(name).replace("$", r"\$") for name in classes]
+        shown = ConfusionMatrixDisplay(matrix, display_labels=names)
+        shown.plot(ax=axis, include_values=has_counts, cmap="Blues", xticks_rotation="vertical")
+        axis.set_title(evaluation.counts)
+        if len(classes) > MAX_CLASSES_WITH_NAMES:
+            axis.set(xticks=[], yticks=[])
+        save_figure(figure, folder / "confusion_matrix.png")
         super().write_evaluation(evaluation, folder)
 
     def draw(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
@@ -196,24 +209,6 @@ class Classifier(Predictor):
             axis.imshow(np.asarray(image), cmap="gray" if image.mode == "L" else None, vmin=0, vmax=255)
             axis.set_title(prediction + truth, fontsize=9, color=color, parse_math=False)  # names may contain $
         save_figure(figure, folder / SHEET)
-
-    def _write_confusion(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Write confusion_matrix.csv and confusion_matrix.png: rows are true classes, columns are predicted ones."""
-        from sklearn.metrics import ConfusionMatrixDisplay  # predictions do not need it
-
-        classes, matrix = self.classes, evaluation.confusion_matrix
-        rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
-        atomic_write(folder / "confusion_matrix.csv", encode_utf8(csv_table([("true \\ predicted", *classes), *rows])))
-        side = min(max(4.0, 0.3 * len(classes)), 24.0)
-        figure = new_figure(side + 1.5, side + 0.5)
-        axis, has_counts = figure.subplots(), len(classes) <= MAX_CLASSES_WITH_COUNTS
-        names = [printable(name).replace("$", r"\$") for name in classes]
-        shown = ConfusionMatrixDisplay(matrix, display_labels=names)
-        shown.plot(ax=axis, include_values=has_counts, cmap="Blues", xticks_rotation="vertical")
-        axis.set_title(evaluation.counts)
-        if len(classes) > MAX_CLASSES_WITH_NAMES:
-            axis.set(xticks=[], yticks=[])
-        save_figure(figure, folder / "confusion_matrix.png")
 
     def write(
         self, prediction: Prediction, image: Image, number: int, stem: Path, options: Mapping[str, Any]
