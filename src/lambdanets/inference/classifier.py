@@ -168,14 +168,14 @@ class Classifier(Predictor):
 
     def write_evaluation(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
         """Write predictions.csv and a confusion matrix, whose rows are true classes, as CSV and as a figure, too."""
+        from sklearn.metrics import ConfusionMatrixDisplay  # predictions do not need it
+
         predictions = [
             (self.images.name(index), self.classes[label], self.classes[predicted], round(confidence, 6))
             for index, label, predicted, confidence, _ in evaluation.measures
         ]
         columns = ("image", "class", "predicted", "probability")
         atomic_write(folder / "predictions.csv", csv_table([columns, *predictions]))
-        from sklearn.metrics import ConfusionMatrixDisplay  # predictions do not need it
-
         classes, matrix = self.classes, evaluation.confusion_matrix
         rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
         atomic_write(folder / "confusion_matrix.csv", csv_table([("true \\ predicted", *classes), *rows]))
