@@ -17,13 +17,14 @@ _SYSTEM_FOLDERS = frozenset(
     ("@eadir", "#recycle", "#snapshot", "$recycle.bin", "system volume information", "__macosx", "lost+found")
 )
 RECIPE, RESULT = "recipe.json", "result.json"  # of a run
-# Files and sub-folders by which the output folder of a command is recognized.
+# Files and sub-folders by which the output folder of a command with figures is recognized. People also have files of
+# the name recipe.json or scores.json beside their images.
 _OUTPUTS = (
-    {RECIPE},  # train
+    {RECIPE, "metrics.csv"},  # train
     {"images.json", "results.json"},  # predict, of a detector
     {"classes.csv", "classes"},  # predict, of a segmenter
     {"predictions.partial"},  # predict, unfinished
-    {"scores.json"},  # evaluate
+    {"scores.json", "predictions.png"},  # evaluate
     {"attention.png", "receptive_field.png"},  # explain
     {"comparison.md", "results.json"},  # compare
     {"layer.png", "results.json"},  # benchmark layer
