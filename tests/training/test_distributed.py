@@ -144,14 +144,13 @@ def test_ranks_have_their_own_paths_of_the_data(tmp_path):
     assert resolved == [str(path) for path in paths]
 
 
-@pytest.mark.slow
 @pytest.mark.forks
-def test_nodes_with_other_data_or_without_the_checkpoint_are_refused(uninterrupted, tmp_path):
+def test_nodes_with_other_data_or_without_the_checkpoint_are_refused(tmp_path, monkeypatch):
     def prepare(rank: int) -> None:
-        recipe = read_recipe(uninterrupted / "recipe.json")
-        for own, folder in ((recipe, (uninterrupted, tmp_path)[rank]), (replace(recipe, seed=rank), None)):
+        monkeypatch.setattr(run, "find_resumable", lambda folder, task: None if rank else folder)
+        for recipe, folder in ((RECIPE, tmp_path), (replace(RECIPE, seed=rank), None)):
             with pytest.raises(InputError, match="data and run must be the same on all nodes"):
-                run.prepare(own, distributed.World(rank, 2), folder)
+                run.prepare(recipe, distributed.World(rank, 2), folder)
 
     run_on_two_ranks(prepare, tmp_path)
 
