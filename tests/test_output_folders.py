@@ -13,7 +13,7 @@ from lambdanets.data.image_search import find_images
 
 def check_that_output_is_not_data(photos: Path, *commands: str) -> None:
     """Run commands, in which OUT is a new folder in PHOTOS; the images and classes of PHOTOS must not change."""
-    images, classes = find_images([str(photos)])[0], open_splits(str(photos)).classes
+    images, classes = find_images([str(photos)])[0], open_splits(str(photos)).train.classes
     for number, command in enumerate(commands):
         out = photos / f"out{number}"
         assert main([word.replace("PHOTOS", str(photos)).replace("OUT", str(out)) for word in command.split()]) == 0
@@ -21,7 +21,7 @@ def check_that_output_is_not_data(photos: Path, *commands: str) -> None:
         for inputs in ([str(photos)], sorted(map(str, photos.iterdir()))):
             assert sorted(find_images(inputs)[0]) == images
         splits = open_splits(str(photos))
-        assert splits.classes == classes
+        assert splits.train.classes == classes
         assert f"output folder '{out.name}' of a command" in splits.left_out
 
 

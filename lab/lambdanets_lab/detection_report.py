@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE
+from lambdanets.files import RECIPE, RESULT
 from lambdanets.records import read_json
 from lambdanets.tasks.recipes import DetectionRecipe
 from lambdanets.training.recipe import read_recipe
-from lambdanets.training.run import RESULT
 from lambdanets_lab.markdown import format_mean, markdown_table
 from lambdanets_lab.seeds import paired_differences, scores_by_seed
 

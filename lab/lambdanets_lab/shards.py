@@ -116,7 +116,7 @@ def _plan(
     """Return the classes and, for each split, the keys of the images and their division into shards."""
     sets: dict[str, LabeledImages]
     if isinstance(source, Splits):
-        classes, sets = source.classes, {"train": source.train, "validation": source.validation}
+        classes, sets = source.train.classes, {"train": source.train, "validation": source.validation}
     else:
         if not source:
             raise InputError("source must have images, got none")

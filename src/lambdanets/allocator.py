@@ -4,9 +4,8 @@ import ctypes
 import os
 import platform
 
-# Parameters of mallopt in glibc's malloc.h, and the values of their environment variables.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-_MAX_THRESHOLD, _TOP_PAD_BYTES = 2**31 - 1, 64 * 2**20  # bytes; mallopt takes an int
+# M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD of glibc's malloc.h, in bytes: the largest int and 64 MiB.
+_SETTINGS = {-1: 2**31 - 1, -2: 64 * 2**20, -3: 2**31 - 1}
 
 
 def keep_freed_memory() -> bool:
@@ -21,5 +20,4 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc" or is_configured:
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    settings = ((_TRIM_THRESHOLD, _MAX_THRESHOLD), (_TOP_PAD, _TOP_PAD_BYTES), (_MMAP_THRESHOLD, _MAX_THRESHOLD))
-    return all(mallopt(parameter, value) == 1 for parameter, value in settings)
+    return all(mallopt(parameter, value) == 1 for parameter, value in _SETTINGS.items())

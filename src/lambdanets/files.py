@@ -16,14 +16,15 @@ from lambdanets.signals import uninterrupted
 _SYSTEM_FOLDERS = frozenset(
     ("@eadir", "#recycle", "#snapshot", "$recycle.bin", "system volume information", "__macosx", "lost+found")
 )
-RECIPE = "recipe.json"  # of a run
-# Files and sub-folders by which the output folder of a command is recognized.
+RECIPE, RESULT = "recipe.json", "result.json"  # of a run
+# Files and sub-folders by which the output folder of a command with figures is recognized. People also have files of
+# the name recipe.json or scores.json beside their images.
 _OUTPUTS = (
-    {RECIPE},  # train
+    {RECIPE, "metrics.csv"},  # train
     {"images.json", "results.json"},  # predict, of a detector
     {"classes.csv", "classes"},  # predict, of a segmenter
     {"predictions.partial"},  # predict, unfinished
-    {"scores.json"},  # evaluate
+    {"scores.json", "predictions.png"},  # evaluate
     {"attention.png", "receptive_field.png"},  # explain
     {"comparison.md", "results.json"},  # compare
     {"layer.png", "results.json"},  # benchmark layer
@@ -62,10 +63,10 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     return Path(path).open("rb")
 
 
-def atomic_write(path: Path, content: bytes | memoryview) -> None:
-    """Write a file atomically: after a crash it has either the old content or the new content."""
+def atomic_write(path: Path, content: str | bytes | memoryview) -> None:
+    """Write a file atomically: after a crash it has the old content or the new. Text is encoded by `encode_utf8`."""
     with atomic_open(path) as file:
-        file.write(content)
+        file.write(encode_utf8(content) if isinstance(content, str) else content)
 
 
 def file_sha256(file: BinaryIO) -> str:

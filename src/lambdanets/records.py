@@ -13,7 +13,7 @@ from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, Val
 from pydantic.dataclasses import dataclass
 
 from lambdanets.errors import InputError, nearest_hint, one_line
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import atomic_write
 
 T = TypeVar("T")
 CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
@@ -96,7 +96,7 @@ def check(name: str, value: Any, kind: Any) -> None:
 
 def write_json(path: Path, content: Any, indent: int | None = 1) -> None:
     """Write JSON atomically."""
-    atomic_write(path, encode_utf8(json.dumps(content, indent=indent, ensure_ascii=False) + "\n"))
+    atomic_write(path, json.dumps(content, indent=indent, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path, kind: type[T], advice: str = "") -> T:

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.batches import Batch
+from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.labeled_images import DatasetItem, ImageBatches, ImageFiles
+from lambdanets.data.labeled_images import DatasetItem, ImageFiles, image_batches
 from lambdanets.data.order import WINDOW, BatchSlice, Order, windowed_permutation
 from lambdanets.errors import InputError
 
@@ -50,9 +50,9 @@ def add_noise(image: Image.Image) -> Tensor:
 
 def loader(
     source: ImageFiles | None = None, transform: Callable[[Image.Image], Tensor] = add_noise, **options: Any
-) -> ImageBatches:
+) -> Batches:
     defaults = {"batch_size": 3, "seed": 0, "training": True, "workers": 0}
-    return ImageBatches(images() if source is None else source, transform, **{**defaults, **options})
+    return image_batches(images() if source is None else source, transform, **{**defaults, **options})
 
 
 def assert_same(actual: list[Batch], expected: list[Batch]) -> None:

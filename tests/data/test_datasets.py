@@ -28,7 +28,7 @@ def names(images: LabeledImages) -> list[str]:
 def test_digits_are_gray_with_full_range_and_held_out_by_class() -> None:
     splits = open_splits("digits")
     assert (len(splits.train), len(splits.validation)) == (1437, 360)
-    assert splits.classes == tuple("0123456789")
+    assert splits.train.classes == tuple("0123456789")
     assert set(Counter(splits.validation.labels).values()) <= set(range(34, 38))
     image, label = splits.train.load(0)
     assert (image.mode, image.size, label) == ("L", (8, 8), splits.train.labels[0])
@@ -111,7 +111,7 @@ def test_a_torchvision_set_is_indexed(tmp_path: Path) -> None:
     splits = open_splits("torch/mnist", root=str(tmp_path))
     image, label = splits.train.load(3)
     assert (image.mode, image.size, label) == ("L", (4, 3), 3)
-    assert splits.classes[3] == "3 - three"
+    assert splits.train.classes[3] == "3 - three"
     assert splits.validation.name(1) == "torch/mnist/validation/1"
 
 
@@ -153,7 +153,7 @@ def open_fake(monkeypatch: pytest.MonkeyPatch, **readers: Reader) -> Splits:
 def test_a_reader_with_random_access_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
     splits = open_fake(monkeypatch, train=Reader(), validation=Reader())
     image, label = splits.train.load(3)
-    assert (splits.classes, image.getpixel((0, 0)), label) == (("cat", "dog"), 3, 1)
+    assert (splits.train.classes, image.getpixel((0, 0)), label) == (("cat", "dog"), 3, 1)
     with pytest.raises(UnreadableImage, match=r"^cannot read the image hfds/someone/animals/train/0: it is not"):
         splits.train.load(0)
 

@@ -15,7 +15,7 @@ def touch(folder: Path, *names: str) -> None:
 
 
 def test_a_folder_is_searched_for_visible_images_in_sorted_order(tmp_path: Path) -> None:
-    touch(tmp_path, "b.PNG", "a/z.jpg", "a/notes.txt", ".hidden.png", ".git/x.png", "@eaDir/b.PNG/x.jpg")
+    touch(tmp_path, "b.PNG", "a/z.jpg", "a/recipe.json", "scores.json", ".h.png", ".git/x.png", "@eaDir/b.PNG/x.jpg")
     expected = [tmp_path / "a/z.jpg", tmp_path / "b.PNG"]
     assert find_images([str(tmp_path)])[0] == expected
     assert find_images([str(tmp_path / "@eaDir")])[0] == [tmp_path / "@eaDir/b.PNG/x.jpg"]

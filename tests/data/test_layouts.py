@@ -52,7 +52,7 @@ SPLITS = [
 @pytest.mark.parametrize("patterns", SPLITS)
 def test_splits_are_found_by_name_at_any_depth(tmp_path: Path, patterns: str, kind: str) -> None:
     splits = open_data(tmp_path / "d", patterns, kind)
-    assert splits.classes == ("a", "b")
+    assert splits.train.classes == ("a", "b")
     for images, words in ((splits.train, {"train"}), (splits.validation, {"val", "dev", "test", "eval"})):
         assert Counter(images.labels) == {0: 4, 1: 4}
         names = [images.name(index)[len(str(tmp_path / "d.tar")) - 4 * (kind == "folder") :] for index in range(8)]
@@ -80,7 +80,7 @@ def test_what_is_not_used_is_counted(
     tmp_path: Path, patterns: str, classes: tuple[str, ...], left_out: dict[str, int], kind: str
 ) -> None:
     splits = open_data(tmp_path / "d", patterns, kind)
-    assert splits.classes == classes
+    assert splits.train.classes == classes
     assert splits.left_out == left_out
 
 
@@ -114,6 +114,6 @@ def test_class_folders_copied_from_a_mac_are_the_same_classes(tmp_path: Path, ki
     composed, decomposed = (unicodedata.normalize(form, "caf\xe9") for form in ("NFC", "NFD"))
     patterns = f"train/{composed}|dog/.jpg val/{decomposed}|dog/.jpg val/{decomposed}/.heic"
     splits = open_data(tmp_path / "d", patterns, kind)
-    assert splits.classes == (composed, "dog")
+    assert splits.train.classes == (composed, "dog")
     assert Counter(splits.validation.labels) == {0: 4, 1: 4}
     assert splits.left_out == {".heic": 4}

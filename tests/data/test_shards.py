@@ -11,7 +11,7 @@ from data.coco.coco_files import png, write_tar
 from data.test_batches import assert_same
 from lambdanets.data.datasets import open_splits
 from lambdanets.data.images import UnreadableImage
-from lambdanets.data.labeled_images import ImageBatches
+from lambdanets.data.labeled_images import image_batches
 from lambdanets.data.shards import ShardedImages, open_shards
 from lambdanets.errors import InputError
 
@@ -20,8 +20,8 @@ def to_noisy_tensor(image: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(image.convert("L").resize((6, 6)), np.float32))[None] + torch.rand(())
 
 
-def batches(images: ShardedImages, workers: int = 0) -> ImageBatches:
-    return ImageBatches(images, to_noisy_tensor, batch_size=4, seed=3, training=True, workers=workers)
+def batches(images, workers=0):
+    return image_batches(images, to_noisy_tensor, batch_size=4, seed=3, training=True, workers=workers)
 
 
 def open_train(shards: Path) -> ShardedImages:

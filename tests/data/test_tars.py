@@ -21,7 +21,7 @@ def header_offsets(tar: bytes) -> list[int]:
 def test_nested_tars_are_classes_and_validation_is_held_out_of_them(tmp_path: Path) -> None:
     nested = write_tar(tmp_path / "a.nested", {f"{i}.png": png(value=40 + i) for i in range(4)}).read_bytes()
     splits = open_splits(str(write_tar(tmp_path / "all.tar", {"a.tar": nested, "b.tar": nested})))
-    assert splits.classes == ("a", "b")
+    assert splits.train.classes == ("a", "b")
     assert (len(splits.train), len(splits.validation)) == (6, 2)
     assert {splits.train.load(index)[0].getpixel((0, 0)) for index in range(6)} <= {40, 41, 42, 43}
     offset = header_offsets(nested)[2]

@@ -67,10 +67,8 @@ def assert_same_result(expected, actual):
     assert [name for name, weight in expected_weights.items() if not torch.equal(weight, actual_weights[name])] == []
     assert read_metrics(expected) == read_metrics(actual)
     results = [json.loads((folder / "result.json").read_text()) for folder in (expected, actual)]
-    metrics = [
-        {name: result[name] for name in ("top1", "bbox", "segm", "dice", "classes") if name in result}
-        for result in results
-    ]
+    names = ("top1", "bbox", "segm", "dice", "classes")
+    metrics = [{name: result[name] for name in names if name in result} for result in results]
     assert metrics[0] == metrics[1]
     assert metrics[0]
 

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.cli import main
 from lambdanets.data.order import BatchSlice
+from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import distributed, run
 from lambdanets.training.initial_weights import build_model
@@ -141,6 +142,17 @@ def test_ranks_have_their_own_paths_of_the_data(tmp_path):
         path.mkdir()
     resolved = run_on_two_ranks(lambda rank: run.resolve_recipe(replace(RECIPE, data=str(paths[rank]))).data, tmp_path)
     assert resolved == [str(path) for path in paths]
+
+
+@pytest.mark.forks
+def test_nodes_with_other_data_or_without_the_checkpoint_are_refused(tmp_path, monkeypatch):
+    def prepare(rank: int) -> None:
+        monkeypatch.setattr(run, "find_resumable", lambda folder, task: None if rank else folder)
+        for recipe, folder in ((RECIPE, tmp_path), (replace(RECIPE, seed=rank), None)):
+            with pytest.raises(InputError, match="data and run must be the same on all nodes"):
+                run.prepare(recipe, distributed.World(rank, 2), folder)
+
+    run_on_two_ranks(prepare, tmp_path)
 
 
 def train_command_on_rank(rank: int, recipe: str, folder: Path) -> tuple[int, str]:

@@ -134,15 +134,17 @@ def test_sgd_momentum_equals_the_reference_implementation():
         torch.testing.assert_close(actual, weight, rtol=1e-12, atol=1e-12)
 
 
-def test_gradients_that_stay_nonfinite_at_any_scale_end_the_run(monkeypatch):
-    recipe = replace(DIGITS, precision="16-mixed")
-    module = TrainingModule(classification_task(recipe, nn.Linear(2, 2)), 10)
+def test_gradients_nonfinite_at_any_scale_and_such_statistics_end_the_run(monkeypatch):
+    norm = nn.BatchNorm1d(2)
+    module = TrainingModule(classification_task(replace(DIGITS, precision="16-mixed"), norm), 10)
     scales = iter((2.0, 1e-4))
-    plugin = MixedPrecision("16-mixed", "cpu", SimpleNamespace(get_scale=lambda: next(scales)))
-    monkeypatch.setattr(TrainingModule, "trainer", SimpleNamespace(precision_plugin=plugin))
-    module.check_finite()
-    with pytest.raises(InputError, match="became inf or nan before step"):
+    scaled = MixedPrecision("16-mixed", "cpu", SimpleNamespace(get_scale=lambda: next(scales)))
+    for plugin, skip_step in ((scaled, lambda: None), (None, lambda: norm(torch.full((2, 2), torch.inf)))):
+        monkeypatch.setattr(TrainingModule, "trainer", SimpleNamespace(precision_plugin=plugin))
         module.check_finite()
+        skip_step()
+        with pytest.raises(InputError, match="became inf or nan before step"):
+            module.check_finite()
 
 
 @pytest.mark.parametrize("names", [["backbone.network.fc"], {"backbone.network.fc": 1}])
@@ -156,13 +158,3 @@ def test_tables_of_detectors_and_names_of_timm_have_no_weight_decay(names):
     exempt = {name for name, p in model.named_parameters() if p.dim() > 1 and id(p) not in decayed}
     assert exempt == {*names} | {name for name, _ in model.named_parameters() if name.endswith(".embedding.table")}
     assert len(exempt) > 1
-
-
-def test_batch_norm_statistics_of_a_skipped_step_end_the_run(monkeypatch):
-    norm = nn.BatchNorm1d(2)
-    module = TrainingModule(classification_task(replace(DIGITS, precision="16-mixed"), norm), 10)
-    monkeypatch.setattr(TrainingModule, "trainer", SimpleNamespace(precision_plugin=None))
-    module.check_finite()
-    norm(torch.full((2, 2), torch.inf))
-    with pytest.raises(InputError, match="became inf or nan before step"):
-        module.check_finite()

@@ -31,19 +31,14 @@ def test_learns_to_distinguish_light_from_dark_images(quick, tmp_path):
     )
 
 
-def start_and_stop(recipe, folder):
-    """Start a run, which a signal stops."""
-    with pytest.raises(KeyboardInterrupt):
-        run.start(recipe, folder)
-
-
 def test_run_stopped_by_a_signal_resumes_bit_identically(quick, quick_run, tmp_path, monkeypatch):
     folder = tmp_path / "stopped"
     # the run has saved the step of the signal, unless it is the last one of an epoch
     for step, signum, saved in ((0, signal.SIGINT, 1), (4, signal.SIGTERM, 5), (8, signal.SIGUSR1, 6)):
         with monkeypatch.context() as patch:
             at_step(patch, step, lambda signum=signum: os.kill(os.getpid(), signum))
-            start_and_stop(replace(quick, checkpoint_every=1000), folder)
+            with pytest.raises(KeyboardInterrupt):
+                run.start(replace(quick, checkpoint_every=1000), folder)
         assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == saved
     resume(folder)
     assert_same_result(quick_run, folder)
@@ -59,7 +54,8 @@ def test_run_stopped_in_validation_resumes_bit_identically(quick, quick_run, tmp
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingModule, "validation_step", validation_step)
-        start_and_stop(quick, tmp_path / "stopped")
+        with pytest.raises(KeyboardInterrupt):
+            run.start(quick, tmp_path / "stopped")
     resume(tmp_path / "stopped")
     assert_same_result(quick_run, tmp_path / "stopped")
 
@@ -84,13 +80,16 @@ def test_restarted_run_does_not_repeat_metrics(quick, quick_run, tmp_path, monke
     assert_same_result(quick_run, tmp_path / "interrupted")
 
 
-def test_a_changed_folder_is_not_divided_again_by_evaluate(quick_run, tmp_path, capsys):
+def test_evaluate_finds_the_images_held_out_unless_the_folder_changed(quick_run, tmp_path, capsys):
     run_folder = shutil.copytree(quick_run, tmp_path / "run")
     photos = shutil.copytree(quick_run.parent / "images", tmp_path / "photos")
     recipe = replace(read_recipe(run_folder / "recipe.json"), data=str(photos))
     write_json(run_folder / "recipe.json", recipe.fields())
     assert main(["evaluate", str(run_folder)]) == 0
+    weights = shutil.copy(run_folder / "weights.safetensors", tmp_path)  # which does not name the data
+    assert evaluate(weights, photos).scores == evaluate(run_folder).scores
     shutil.copy(photos / "dark/00.png", photos / "dark/a new photo.png")
+    assert len(evaluate(weights, photos).labels) == 21
     for model, data in ((run_folder, []), (run_folder / "checkpoints/last.ckpt", ["--data", str(photos)])):
         assert main(["evaluate", str(model), *data]) == 2
         assert "data must have the same images as when the run started" in capsys.readouterr().err

@@ -41,8 +41,8 @@ class Report:
     """Files results.json of comparisons to merge, such as of other seeds, and to print as tables."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets compare` and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets compare`."""
     from lambdanets.recipes import find_recipe
     from lambdanets_lab.studies.catalog import MODEL, MODEL_OPTIONS, STUDIES, variant_labels
 
@@ -53,13 +53,13 @@ def main(arguments: list[str]) -> int:
             "       lambdanets compare --report RESULTS.json  print the tables; merges several files",
         ]
         echo(*usage, "", *lines, "", "lambdanets compare STUDIES --help lists the options.")
-        return 0
+        return
     if arguments[0].startswith("-"):
         paths = parse(Report, arguments, "compare").report
         from lambdanets_lab.studies.results import markdown, read_comparison
 
         echo(*markdown(read_comparison(*paths)).rstrip("\n").split("\n"))
-        return 0
+        return
     names, *remaining = arguments
     has_recipe = bool(remaining) and not remaining[0].startswith("-")
     recipe = find_recipe(remaining[0] if has_recipe else "digits")
@@ -93,7 +93,6 @@ def main(arguments: list[str]) -> int:
     with resumable(f"resume with: {program()} compare {shlex.join(command)}", folder / execution.PLAN):
         execution.begin(plan, folder)
         _train(plan, folder)
-    return 0
 
 
 def _train(plan: "Plan", folder: Path) -> None:

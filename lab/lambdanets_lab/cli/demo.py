@@ -27,8 +27,8 @@ class Demo:
     """Open the page in the browser."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets demo` until a signal, and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets demo` until a signal."""
     options = parse(Demo, arguments, "demo")
     from lambdanets.inference.loading import load
     from lambdanets.models.weights import packaged_models
@@ -45,4 +45,3 @@ def main(arguments: list[str]) -> int:
 
             webbrowser.open(server.url)
         server.wait()
-    return 0

@@ -30,8 +30,8 @@ class Explain:
     device: Device = None
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets explain` and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets explain`."""
     options = parse(Explain, arguments, "explain")
     folder = WorkFolder(options.out)
     folder.is_started()  # before PyTorch is imported, which takes seconds
@@ -47,4 +47,3 @@ def main(arguments: list[str]) -> int:
     with folder.open():
         echo(*write_report(explanation, image, layer, at, options.out))
     echo(f"written to {options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
-    return 0

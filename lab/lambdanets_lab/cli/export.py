@@ -49,8 +49,8 @@ class Export:
             raise InputError(f"--out must end in {suffix} for --to {self.to}, got {self.out}")
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets export` and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets export`."""
     options = parse(Export, arguments, "export")
     out = options.out or Path(DEFAULT_FILES[options.to])
     check_new_file(out)  # before PyTorch is imported, which takes seconds
@@ -83,7 +83,6 @@ def main(arguments: list[str]) -> int:
         _time(exported, RUNTIMES[options.to].title, options.seconds)
     for file in exported.files:
         echo(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
-    return 0
 
 
 def _is_path(model: str) -> bool:

@@ -56,10 +56,11 @@ class Select:
     """Random seed for the choice of repeated images and for ties in confidence."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets pseudo-label` and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets pseudo-label`."""
     if arguments and arguments[0] == "select":
-        return _select(arguments[1:])
+        _select(arguments[1:])
+        return
     options = parse(Label, arguments, "pseudo-label")
     from lambdanets_lab.pseudo.labeling import label_shards
 
@@ -74,10 +75,9 @@ def main(arguments: list[str]) -> int:
         echo(f"{plural(result.num_in_progress, 'shard')} in progress in other processes")
     command = f"{program()} pseudo-label select {shlex.quote(str(options.out))}"
     echo(f"written to {options.out}; select with: {command} SELECTION")
-    return 0
 
 
-def _select(arguments: list[str]) -> int:
+def _select(arguments: list[str]) -> None:
     """Run `lambdanets pseudo-label select` and print statistics."""
     options = parse(Select, arguments, "pseudo-label select")
     from lambdanets_lab.pseudo.tables import SELECTION, select
@@ -93,4 +93,3 @@ def _select(arguments: list[str]) -> int:
         if classes:
             echo(f"classes with {count} ({len(classes)}): {first_few(classes)}")
     echo(f"written to {options.out}: one table per shard, and {SELECTION}")
-    return 0

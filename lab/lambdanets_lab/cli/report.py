@@ -17,12 +17,11 @@ class Report:
     """Folders of finished runs; runs that differ only in the seed are averaged. Gains are relative to the first row."""
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets report` and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets report`."""
     options = parse(Report, arguments, "report")
     if not options.runs:
         raise InputError("RUNS must be at least one folder of a finished run, got none")
     from lambdanets_lab.detection_report import report
 
     echo(*report(options.runs).split("\n"))
-    return 0

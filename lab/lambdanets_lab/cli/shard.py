@@ -74,7 +74,7 @@ def _write(options: Shard, out: Path, threads: int) -> int:
         splits = open_splits(
             options.data, root=options.data_root, validation_share=options.validation_share, seed=options.seed
         )
-        echo(describe_classes(splits.classes), describe_left_out(splits.left_out))
+        echo(describe_classes(splits.train.classes), describe_left_out(splits.left_out))
     started = time.monotonic()
     with resumable("finished shards are kept; run the same command to resume"):
         written = write_shards(

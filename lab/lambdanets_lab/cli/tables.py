@@ -7,7 +7,7 @@ from typing import Annotated
 
 from lambdanets.cli.options import POSITIONAL, parse
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import atomic_write
 from lambdanets.progress import track
 from lambdanets.records import record
 from lambdanets.terminal import echo
@@ -31,8 +31,8 @@ class Tables:
             raise InputError(f"--out must be a file .md in an existing folder, got {self.out}")
 
 
-def main(arguments: list[str]) -> int:
-    """Run `lambdanets tables` and return its exit code."""
+def main(arguments: list[str]) -> None:
+    """Run `lambdanets tables`."""
     options = parse(Tables, arguments, "tables")
     from lambdanets_lab.tables.paper import select_numbers
 
@@ -52,5 +52,4 @@ def main(arguments: list[str]) -> int:
     if options.out is None:
         echo(*to_text(lines, measured).split("\n"))
     else:
-        atomic_write(options.out, encode_utf8(to_markdown(lines, measured)))
-    return 0
+        atomic_write(options.out, to_markdown(lines, measured))

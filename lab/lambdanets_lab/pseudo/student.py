@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from lambdanets.data.batches import Batch
-from lambdanets.data.labeled_images import ImageBatches, LabeledImages
+from lambdanets.data.batches import Batch, Batches
+from lambdanets.data.labeled_images import LabeledImages, image_batches
 from lambdanets.data.order import WINDOW, BatchSlice, Order
 from lambdanets.data.shards import open_shards
 from lambdanets.errors import InputError, first_few
@@ -166,10 +166,10 @@ class StudentTask(ClassificationTask):
         self.images = StudentImages(self.training, pseudo, len(self.classes), recipe.label_smoothing)
         self.fingerprint += pseudo.fingerprint
 
-    def batches(self, **options: Any) -> ImageBatches:
+    def batches(self, **options: Any) -> Batches:
         recipe, batch_slice = self.recipe, options["batch_slice"]
         order = StudentOrder(self.images, recipe.batch_size, recipe.pseudo_batch_size, recipe.seed, batch_slice)
-        return ImageBatches(self.images, make_transform(recipe), order=order, **options)
+        return image_batches(self.images, make_transform(recipe), order=order, **options)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Return the losses of a batch whose labels are class probabilities."""

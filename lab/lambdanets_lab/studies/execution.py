@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from lambdanets.errors import InputError
+from lambdanets.files import RESULT
 from lambdanets.records import read_json, reraise_as_input_error, write_json
 from lambdanets.signals import check_signals
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.training import run
 from lambdanets.training.callbacks import METRICS
 from lambdanets.training.distributed import World
-from lambdanets.training.run import RESULT
 from lambdanets.work import InUseError, WorkFolder
 from lambdanets_lab.studies.catalog import STUDIES, Variant
 

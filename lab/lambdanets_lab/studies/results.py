@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import atomic_write
 from lambdanets.records import parse_json, write_json
 from lambdanets.tasks.recipes import ClassificationRecipe
 from lambdanets.terminal import plural
@@ -116,7 +116,7 @@ def write_summary(comparison: Comparison, folder: Path) -> None:
     """Write results.json, comparison.md and the figures of each study."""
     with locked(folder / ".results.lock", folder, timeout=30.0):
         write_json(folder / RESULTS, asdict(comparison))
-        atomic_write(folder / TABLE, encode_utf8(markdown(comparison)))
+        atomic_write(folder / TABLE, markdown(comparison))
         draw_all(comparison, folder)
 
 

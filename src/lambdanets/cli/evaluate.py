@@ -23,7 +23,8 @@ class EvaluateOptions:
     model: Model
     data: str | None = None
     """Labeled images; by default those of the run. For a classifier, a dataset with the same classes: its validation
-    split, or all images if it has none. For others, a COCO-format JSON file of instances with the same categories."""
+    split or, if it has none, what was held out in training, or all images of another dataset. For others, a COCO-format
+    JSON file of instances with the same categories."""
     images: str | None = None
     """Detection and segmentation: the images of --data, a folder or an uncompressed tar."""
     data_root: str | None = None

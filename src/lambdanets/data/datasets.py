@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,9 @@ class Splits:
     held_out: str
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """The class names."""
-        return self.train.classes
-
-    @property
     def fingerprint(self) -> str:
         """A hash of the classes and of all file names and labels."""
-        return _fingerprint(self.classes, self.train, self.validation, *filter(None, [self.test]))
+        return _fingerprint(self.train.classes, self.train, self.validation, *filter(None, [self.test]))
 
 
 def _fingerprint(classes: tuple[str, ...], *sets: LabeledImages) -> str:
@@ -117,18 +113,29 @@ def open_splits(
     return Splits(train, validation, source, test, left_out, held_out)
 
 
-def open_evaluation_images(data: str, root: str | None = None) -> tuple[LabeledImages, str, Mapping[str, int]]:
-    """Open the validation set of a dataset or, if it has none, all its images.
+def open_evaluation_images(
+    data: str, root: str | None = None, held_out: str = "", *, validation_share: float = 0.2, seed: int = 0
+) -> tuple[LabeledImages, str, Mapping[str, int]]:
+    """Open the validation set of a dataset; if it has none, the images that training held out, or else all its images.
 
-    data, root: as for `open_splits`. Returns also the source of the images, for messages, and the number of files that
-    are not used, by reason. Raises InputError for a dataset that is missing, damaged, empty or unlabeled.
+    data, root, validation_share, seed: as for `open_splits`. held_out: that of the training (see `Splits`), by which
+    its dataset is recognized in another place; most of its images were trained on.
+
+    Returns also the source of the images, for messages, and the number of files that are not used, by reason. Raises
+    InputError for a dataset that is missing, damaged, empty or unlabeled.
     """
     train, validation, left_out = _open(data, root)
     images = train if validation is None else validation
     if not images.classes or not len(images):
         raise InputError(f"{images.source} must have {'images' if images.classes else 'labels'}, got none")
-    all_of = f"all of {images.source}, which has no validation split"
-    return images, all_of if validation is None else images.source, left_out
+    if validation is not None:
+        return validation, validation.source, left_out
+    if held_out:
+        with suppress(InputError):  # another dataset, which cannot be divided
+            _, validation, source = _hold_out(train, train.source, validation_share, seed)
+            if _fingerprint(train.classes, validation) == held_out:
+                return validation, source, left_out
+    return train, f"all of {train.source}, which has no validation split", left_out
 
 
 def _open(data: str, root: str | None) -> _Opened:

@@ -88,8 +88,8 @@ def dataset_images(items: Any, labels: Sequence[int], classes: tuple[str, ...], 
     return ImageFiles([DatasetItem(items, index, source) for index in range(len(labels))], labels, classes, source)
 
 
-class ImageBatches(Batches):
-    """`Batches` of labeled images.
+def image_batches(images: Any, transform: Callable[[Image.Image], Tensor], **options: Any) -> Batches:
+    """Return `Batches` of labeled images.
 
     transform: converts a Pillow image to a tensor (channels, h, w), which has the same shape for all images.
     options: other arguments of `Batches`.
@@ -97,9 +97,7 @@ class ImageBatches(Batches):
     A batch has images (b, c, h, w) in the dtype of the transform, and targets (b,) int64 or, if the labels of the set
     are class probabilities, (b, classes) float32. Both are (0,) if no image could be read.
     """
-
-    def __init__(self, images: Any, transform: Callable[[Image.Image], Tensor], **options: Any) -> None:
-        super().__init__(images, partial(_apply, transform), _stack, **options)
+    return Batches(images, partial(_apply, transform), _stack, **options)
 
 
 def _apply(transform: Callable[[Image.Image], Tensor], image: Image.Image, label: Any) -> tuple[Tensor, Any]:

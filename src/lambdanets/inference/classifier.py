@@ -13,11 +13,11 @@ from PIL.Image import Image
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
-from lambdanets.data.batches import Batch
+from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.datasets import Splits, open_evaluation_images, open_splits, remap_labels
-from lambdanets.data.labeled_images import ImageBatches, LabeledImages
+from lambdanets.data.labeled_images import LabeledImages, image_batches
 from lambdanets.errors import InputError
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import atomic_write
 from lambdanets.inference.figures import SHEET, new_figure, save_figure
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.inference.predictor import Evaluation, Predictor, format_score
@@ -118,7 +118,7 @@ class Classifier(Predictor):
         return self.finite_outputs(images).cpu().softmax(dim=1)
 
     def evaluator(self, data: str | None = None, *, data_root: str | None = None) -> Self:
-        """Return the evaluator on a dataset with the same classes: its validation split, or all images if it has none.
+        """Return the evaluator on a dataset with the same classes, with those of its images that `evaluate` describes.
 
         data: by default the dataset on which the classifier was trained.
         """
@@ -129,11 +129,12 @@ class Classifier(Predictor):
             splits = open_splits_of(self.card, known, data_root)
             images, source, left_out = splits.validation, splits.source, splits.left_out
         else:
-            images, source, left_out = open_evaluation_images(data, data_root)
+            division = _division_of(self.card)
+            images, source, left_out = open_evaluation_images(data, data_root, self.card.held_out, **division)
         return replace(self, images=remap_labels(images, self.classes), source=source, left_out=left_out)
 
-    def batches(self, **options: Any) -> ImageBatches:
-        return ImageBatches(self.images, self.card.preprocessing.transform(), **options)
+    def batches(self, **options: Any) -> Batches:
+        return image_batches(self.images, self.card.preprocessing.transform(), **options)
 
     def measure(self, batch: Batch) -> list[Any]:
         """Return (index, label, predicted class, its probability, cross entropy) of each image."""
@@ -166,15 +167,28 @@ class Classifier(Predictor):
         return evaluation
 
     def write_evaluation(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Write predictions.csv, confusion_matrix.csv and confusion_matrix.png, too."""
-        rows = [
+        """Write predictions.csv and a confusion matrix, whose rows are true classes, as CSV and as a figure, too."""
+        from sklearn.metrics import ConfusionMatrixDisplay  # predictions do not need it
+
+        predictions = [
             (self.images.name(index), self.classes[label], self.classes[predicted], round(confidence, 6))
             for index, label, predicted, confidence, _ in evaluation.measures
         ]
-        atomic_write(
-            folder / "predictions.csv", encode_utf8(csv_table([("image", "class", "predicted", "probability"), *rows]))
-        )
-        self._write_confusion(evaluation, folder)
+        columns = ("image", "class", "predicted", "probability")
+        atomic_write(folder / "predictions.csv", csv_table([columns, *predictions]))
+        classes, matrix = self.classes, evaluation.confusion_matrix
+        rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
+        atomic_write(folder / "confusion_matrix.csv", csv_table([("true \\ predicted", *classes), *rows]))
+        side = min(max(4.0, 0.3 * len(classes)), 24.0)
+        figure = new_figure(side + 1.5, side + 0.5)
+        axis, has_counts = figure.subplots(), len(classes) <= MAX_CLASSES_WITH_COUNTS
+        names = [printable(name).replace("$", r"\$") for name in classes]
+        shown = ConfusionMatrixDisplay(matrix, display_labels=names)
+        shown.plot(ax=axis, include_values=has_counts, cmap="Blues", xticks_rotation="vertical")
+        axis.set_title(evaluation.counts)
+        if len(classes) > MAX_CLASSES_WITH_NAMES:
+            axis.set(xticks=[], yticks=[])
+        save_figure(figure, folder / "confusion_matrix.png")
         super().write_evaluation(evaluation, folder)
 
     def draw(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
@@ -196,24 +210,6 @@ class Classifier(Predictor):
             axis.set_title(prediction + truth, fontsize=9, color=color, parse_math=False)  # names may contain $
         save_figure(figure, folder / SHEET)
 
-    def _write_confusion(self, evaluation: ClassificationEvaluation, folder: Path) -> None:
-        """Write confusion_matrix.csv and confusion_matrix.png: rows are true classes, columns are predicted ones."""
-        from sklearn.metrics import ConfusionMatrixDisplay  # predictions do not need it
-
-        classes, matrix = self.classes, evaluation.confusion_matrix
-        rows = [(name, *row) for name, row in zip(classes, matrix.tolist(), strict=True)]
-        atomic_write(folder / "confusion_matrix.csv", encode_utf8(csv_table([("true \\ predicted", *classes), *rows])))
-        side = min(max(4.0, 0.3 * len(classes)), 24.0)
-        figure = new_figure(side + 1.5, side + 0.5)
-        axis, has_counts = figure.subplots(), len(classes) <= MAX_CLASSES_WITH_COUNTS
-        names = [printable(name).replace("$", r"\$") for name in classes]
-        shown = ConfusionMatrixDisplay(matrix, display_labels=names)
-        shown.plot(ax=axis, include_values=has_counts, cmap="Blues", xticks_rotation="vertical")
-        axis.set_title(evaluation.counts)
-        if len(classes) > MAX_CLASSES_WITH_NAMES:
-            axis.set(xticks=[], yticks=[])
-        save_figure(figure, folder / "confusion_matrix.png")
-
     def write(
         self, prediction: Prediction, image: Image, number: int, stem: Path, options: Mapping[str, Any]
     ) -> dict[str, Any]:
@@ -232,14 +228,18 @@ def open_splits_of(card: ClassifierCard, data: str, root: str | None = None) -> 
     """
     recipe, is_own = card.recipe, _is_same_dataset(data, card.recipe.get("data"))
     root = root or (recipe.get("data_root") if is_own else None)
-    share, seed = recipe.get("validation_share", 0.2), recipe.get("seed", 0)
-    splits = open_splits(data, root=root, validation_share=share, seed=seed)
+    splits = open_splits(data, root=root, **_division_of(card))
     if is_own and card.held_out and splits.held_out != card.held_out:
         raise InputError(
             f"data must have the same images as when the run started, got '{data}' with others, of "
             "which it may have trained on any; restore them, or give a folder of new images"
         )
     return splits
+
+
+def _division_of(card: ClassifierCard) -> dict[str, Any]:
+    """Return the arguments by which `open_splits` divides a dataset as in the training run."""
+    return {name: card.recipe[name] for name in ("validation_share", "seed") if name in card.recipe}
 
 
 def _is_same_dataset(data: str, other: str | None) -> bool:

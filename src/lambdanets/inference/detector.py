@@ -12,7 +12,7 @@ from torch import Tensor
 from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.segmentations import CroppedMask
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import atomic_write
 from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.coco_scores import METRICS, coco_results, evaluate_results
 from lambdanets.inference.detections import COLUMNS, MASK_THRESHOLD, MIN_SCORE, Detections, measure_objects
@@ -109,7 +109,7 @@ class Detector(CocoPredictor):
         write_json(out / "results.json", results, None)
         objects = [{"image": row["path"]} | each for row in rows for each in row["objects"]]
         table = [[each[column] for column in COLUMNS] for each in objects]
-        atomic_write(out / "objects.csv", encode_utf8(csv_table([COLUMNS, *table])))
+        atomic_write(out / "objects.csv", csv_table([COLUMNS, *table]))
         return (
             f"{plural(len(objects), 'object')} with a score of at least {options['score']:g}, not completely covered "
             f"by others, in {plural(len(images), 'image')}; {plural(len(results), 'detection')} of any score in "

@@ -17,7 +17,7 @@ from torch import nn
 
 from lambdanets.adoption import adopted_layers, foreign_state_dict
 from lambdanets.errors import InputError, one_line
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import RESULT, atomic_write, encode_utf8
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load
 from lambdanets.inference.model_card import ClassifierCard
@@ -67,7 +67,7 @@ def save_pretrained(
     folder, scores = Path(folder), {}
     if isinstance(model, str | os.PathLike):
         found = find_weights(model)
-        source, result = load(found, device="cpu"), found.file.with_name("result.json")
+        source, result = load(found, device="cpu"), found.file.with_name(RESULT)
         scores = read_json(result, dict[str, Any]) if result.is_file() else {}
     card = source.card.without_paths() if isinstance(source, Classifier) else None
     network: Any = source.model if isinstance(source, Classifier) else source

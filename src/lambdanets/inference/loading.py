@@ -60,8 +60,8 @@ def evaluate(
     Args:
         model: from `load`, or a path as for `load`.
         data: by default the validation data of the training run. For a classifier, a dataset with the same classes, in
-            a format of `lambdanets train --data`: its validation split or, if it has none, all images. For a detector
-            or segmenter, a COCO instances file with the same categories.
+            a format of `lambdanets train --data`: its validation split or, if it has none, what was held out in
+            training, or all images of another dataset. For others, a COCO instances file with the same categories.
         batch_size: images per forward pass; by default 1, and 32 for a classifier.
         workers: number of data loading processes.
         device: moves the model to it.

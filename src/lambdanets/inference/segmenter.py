@@ -13,7 +13,7 @@ from torchvision.transforms.v2.functional import normalize
 from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import make_semantic_mask
-from lambdanets.files import atomic_write, encode_utf8
+from lambdanets.files import atomic_write
 from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.figures import overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
@@ -109,7 +109,7 @@ class Segmenter(CocoPredictor):
             for row in rows
             for label, (name, pixels) in enumerate(zip(self.classes, row["pixels"], strict=True))
         ]
-        atomic_write(out / "classes.csv", encode_utf8(csv_table([COLUMNS, *table])))
+        atomic_write(out / "classes.csv", csv_table([COLUMNS, *table]))
         return plural(len(rows), "image")
 
     # images differ in size, and --compile would compile the model again for many sizes

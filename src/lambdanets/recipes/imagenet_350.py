@@ -12,7 +12,6 @@ Run: lambdanets train imagenet_350_152_256 --data SHARDS --devices 8 --run DIR
 from dataclasses import replace
 
 from lambdanets.recipes.imagenet_90 import recipe as imagenet_90
-from lambdanets.tasks.recipes import ClassificationRecipe
 
 # Rows: depth, image size, RandAugment magnitude, dropout, stochastic depth rate.
 TABLE_20 = (
@@ -31,26 +30,21 @@ TABLE_20 = (
     (420, 320, 15, 0.3, 0.2),
 )
 
-
-def _recipe_for_row(
-    depth: int, image_size: int, magnitude: int, dropout: float, drop_path: float
-) -> ClassificationRecipe:
-    early_stopping = (depth, image_size) >= (350, 288)
-    return replace(
+recipes = {
+    f"{depth}_{size}": replace(
         imagenet_90,
         model=f"lambda_resnet{depth}",
         model_options={},
-        image_size=image_size,
-        crop_pct=image_size / (image_size + 32),
+        image_size=size,
+        crop_pct=size / (size + 32),
         rand_augment=f"rand-m{magnitude}-n2-mstd0-mmax{magnitude}",  # without mmax, timm's maximum magnitude is 10
         dropout=dropout,
         drop_path=drop_path,
         epochs=350,
         weight_decay=4e-5,
-        hold_out=0.02 if early_stopping else 0.0,
-        patience=20 if early_stopping else None,
+        hold_out=0.02 if (depth, size) >= (350, 288) else 0.0,
+        patience=20 if (depth, size) >= (350, 288) else None,
     )
-
-
-recipes = {f"{row[0]}_{row[1]}": _recipe_for_row(*row) for row in TABLE_20}
+    for depth, size, magnitude, dropout, drop_path in TABLE_20
+}
 recipe = recipes["50_128"]

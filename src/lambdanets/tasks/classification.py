@@ -12,9 +12,9 @@ from timm.data import create_transform
 from torch import Tensor
 from torchvision.transforms import Compose, InterpolationMode, RandomCrop, Resize
 
-from lambdanets.data.batches import Batch
+from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.datasets import open_splits
-from lambdanets.data.labeled_images import ImageBatches
+from lambdanets.data.labeled_images import image_batches
 from lambdanets.data.transforms import Preprocessing, center_square
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import read_model
@@ -42,7 +42,7 @@ class ClassificationTask(Task):
             training_images=recipe.training_images,
         )
         self.training, self.validation, self.test = splits.train, splits.validation, splits.test
-        self.classes, self.source, self.left_out = splits.classes, splits.source, splits.left_out
+        self.classes, self.source, self.left_out = splits.train.classes, splits.source, splits.left_out
         self.fingerprint, self.held_out, self.patience = splits.fingerprint, splits.held_out, recipe.patience
 
     @classmethod
@@ -63,8 +63,8 @@ class ClassificationTask(Task):
         own = {name: value for name, value in given if value != getattr(Preprocessing, name)}
         return replace(recipe, model=card.model, model_options=options, **asdict(card.preprocessing) | own)
 
-    def batches(self, **options: Any) -> ImageBatches:
-        return ImageBatches(self.training, make_transform(self.recipe), **options)
+    def batches(self, **options: Any) -> Batches:
+        return image_batches(self.training, make_transform(self.recipe), **options)
 
     def num_images(self, batch: Batch) -> int:
         return len(batch.images) if len(batch.images) > 1 else 0  # batch norm after global pooling needs two

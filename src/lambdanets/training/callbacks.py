@@ -61,7 +61,7 @@ class RunLog(Callback):
             torch.cuda.reset_peak_memory_stats()  # of micro-batches that were tried, and of earlier runs
         if trainer.is_global_zero:
             # removes rows that were written after the checkpoint
-            atomic_write(self.path, csv_table([self._columns, *self.rows]).encode())
+            atomic_write(self.path, csv_table([self._columns, *self.rows]))
             # TensorBoard discards rows that were written after the checkpoint
             self._writer = SummaryWriter(self.path.with_name("tensorboard"), purge_step=trainer.global_step + 1)
             total = module.steps_per_epoch * (trainer.max_epochs or 0)

@@ -23,7 +23,7 @@ from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import first_readable
 from lambdanets.device import resolve_device
 from lambdanets.errors import InputError
-from lambdanets.files import RECIPE
+from lambdanets.files import RECIPE, RESULT
 from lambdanets.inference.figures import new_figure, save_figure
 from lambdanets.models.factory import list_models
 from lambdanets.models.weights import WEIGHTS, load_tensors, packaged_models, read_weights, save_weights, weights_in
@@ -33,7 +33,7 @@ from lambdanets.signals import check_signals, handle_signals, uninterrupted
 from lambdanets.terminal import echo, plural
 from lambdanets.training.callbacks import BEST, Checkpoints, Interrupted, RunLog
 from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
-from lambdanets.training.distributed import World, broadcast_from_rank_zero, process_group
+from lambdanets.training.distributed import World, all_gather_lists, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
 from lambdanets.training.module import EMA, TrainingModule, prepare_batch_norm
@@ -41,7 +41,7 @@ from lambdanets.training.recipe import TrainingRecipe, read_recipe, task_class
 from lambdanets.training.task import Task
 from lambdanets.work import WorkFolder
 
-RESULT, FINDINGS = "result.json", "findings.json"
+FINDINGS = "findings.json"  # such as the ids of dropped annotations
 TIMED_STEPS = 3  # of a dry run
 MAX_IMAGES_ON_CPU = 8  # more do not take less time per image
 
@@ -163,6 +163,8 @@ def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) ->
     tasks: list[Task] = []  # rank zero first: if it fails, only its error is reported
     broadcast_from_rank_zero(lambda: tasks.append(open_task(recipe, world, folder)))
     task = tasks[0] if tasks else open_task(recipe, world, folder)
+    if len({*all_gather_lists([(task.fingerprint, task.checkpoint is None)])}) > 1:
+        raise InputError("data and run must be the same on all nodes, such as on storage that they share, got others")
     batch_slice = choose_micro_batch(task, world)
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     batch_size, evaluator = task.EVALUATION_BATCH_SIZE or recipe.batch_size, task.evaluator(task.validation)
@@ -223,7 +225,11 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
     if world.rank == 0:
         if not quiet:
             describe(task)
-        write_findings(task, folder)
+        if any(task.findings.values()):
+            write_json(folder / FINDINGS, task.findings)
+            echo(f"annotations with problems: {folder / FINDINGS}", file=sys.stderr)
+        else:
+            (folder / FINDINGS).unlink(missing_ok=True)
     module = TrainingModule(task, training.steps_per_epoch, training.batch_slice)
     if getattr(recipe, "compile", False):  # a field of the tasks whose models can be compiled
         model.compile()
@@ -242,9 +248,6 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
             raise KeyboardInterrupt from None
     if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
         ema._copy_average_to_current(module)
-    if task.patience:
-        best = folder / "checkpoints" / BEST
-        load_tensors(model, read_weights(best)[0], str(best))
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     broadcast_from_rank_zero(lambda: finish(task, folder, log, timer.time_elapsed("train"), world.world_size))
 
@@ -300,18 +303,11 @@ def _ddp_strategy(model: str) -> DDPStrategy:
     return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=keep_buckets or may_have_unused)
 
 
-def write_findings(task: Task, folder: Path) -> None:
-    """Write what was found in the data, such as the ids of dropped annotations, to findings.json."""
-    path = folder / FINDINGS
-    if any(task.findings.values()):
-        write_json(path, task.findings)
-        echo(f"annotations with problems: {path}", file=sys.stderr)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> None:
-    """Evaluate the trained model; write the weights, the figures and, last, result.json."""
+    """Evaluate the trained model, or that of the best epoch; write weights, figures and, last, result.json."""
+    if task.patience:
+        best = folder / "checkpoints" / BEST
+        load_tensors(task.model, read_weights(best)[0], str(best))
     task.model.to(resolve_device()).eval()  # Lightning moves the model to the CPU at the end
     recipe, evaluator = task.recipe, task.evaluator(task.validation if task.test is None else task.test)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size

@@ -193,7 +193,7 @@ def test_rejects_invalid_coco_instances_with_a_one_line_message(tmp_path: Path, 
 def test_to_coco_returns_the_valid_annotations_unchanged(tmp_path: Path) -> None:
     mask = np.zeros((20, 30), bool)
     mask[3:9, 2:8] = True
-    rle = {"size": [20, 30], "counts": encode_rle(mask)}
+    rle = {"size": [20, 30], "counts": encode_rle(mask, mask.shape)}
     rows = [
         annotation(1, area=33.25, bbox=[2, 3, 6, 7], segmentation=rle),
         annotation(2, iscrowd=1, segmentation=rle),

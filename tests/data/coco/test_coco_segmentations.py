@@ -41,7 +41,9 @@ def test_compressed_and_uncompressed_rle_decode_to_the_mask_and_its_crop(
         mask = np.zeros((HEIGHT, WIDTH), bool)
         mask[top:bottom, left:right] = random_mask(seed)[top:bottom, left:right]
         mask[[top, bottom - 1], [left, right - 1]] = True
-        rles = ({"size": [HEIGHT, WIDTH], "counts": counts} for counts in (encode_rle(mask), run_lengths(mask)))
+        rles = (
+            {"size": [HEIGHT, WIDTH], "counts": counts} for counts in (encode_rle(mask, mask.shape), run_lengths(mask))
+        )
         for obj in read(tmp_path, *rles):
             cropped = to_cropped_mask(obj.segmentation, HEIGHT, WIDTH)
             assert (decode_mask(obj, HEIGHT, WIDTH) == mask).all()
@@ -52,7 +54,7 @@ def test_damaged_rle_is_accepted_only_if_it_covers_the_image(tmp_path: Path) -> 
     random = np.random.default_rng(0)
     damaged = [{"size": [HEIGHT, WIDTH], "counts": [1, 919]}] * 2000
     for number in range(2000):
-        codes = list(encode_rle(random_mask(number % 7)).encode())
+        codes = list(encode_rle(random_mask(number % 7), (HEIGHT, WIDTH)).encode())
         for position in random.integers(0, len(codes), random.integers(1, 4)):
             codes[position] = int(random.integers(48, 112))
         counts = bytes(codes[: random.integers(1, len(codes) + 1)] if number % 2 else codes).decode()

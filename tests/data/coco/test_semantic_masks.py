@@ -14,7 +14,7 @@ def rectangle(top, bottom, left, right, category=0, crowd=False, area=None):
     mask = np.zeros((HEIGHT, WIDTH), bool)
     mask[top:bottom, left:right] = True
     area = mask.sum() if area is None else area
-    return Object(1, category, (left, top, right, bottom), float(area), crowd, encode_rle(mask))
+    return Object(1, category, (left, top, right, bottom), float(area), crowd, encode_rle(mask, mask.shape))
 
 
 def semantic_mask(*objects):

@@ -10,7 +10,7 @@ from PIL import Image
 
 from data.test_batches import images as make_images
 from data.test_batches import to_tensor
-from lambdanets.data.labeled_images import ImageBatches, ImageFiles
+from lambdanets.data.labeled_images import ImageFiles, image_batches
 from lambdanets.data.order import BatchSlice
 from lambdanets_lab.pseudo.student import StudentImages, StudentOrder, StudentTask
 
@@ -33,7 +33,7 @@ def make_loader(*, labeled=11, shard_sizes=(7,), pseudo_batch_size=6, batch_size
     batch_slice = options.get("batch_slice", BatchSlice())
     order = StudentOrder(images, batch_size, pseudo_batch_size, 0, batch_slice)
     options = {"seed": 0, "training": True, "workers": 0, "order": order} | options
-    return ImageBatches(images, to_tensor, batch_size=batch_size, **options)
+    return image_batches(images, to_tensor, batch_size=batch_size, **options)
 
 
 def brightness(batch):

@@ -20,7 +20,7 @@ def white_object_on_black(height, width, seed=0):
     """An image whose white pixels are an object of category 2."""
     mask = np.random.default_rng(seed).random((-(-height // 6), -(-width // 6))) < 0.4
     mask = np.kron(mask, np.ones((6, 6), bool))[:height, :width]
-    annotated = Object(1, 2, (0, 0, width, height), float(mask.sum()), False, encode_rle(mask))
+    annotated = Object(1, 2, (0, 0, width, height), float(mask.sum()), False, encode_rle(mask, mask.shape))
     image = Image.fromarray((mask * 255).astype(np.uint8))
     return image, AnnotatedImage(1, "a.png", height, width, (annotated,))
 

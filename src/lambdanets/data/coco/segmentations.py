@@ -77,12 +77,9 @@ def compress(runs: np.ndarray, height: int, width: int) -> str:
     return masks_api().frPyObjects({"size": size, "counts": runs.tolist()}, height, width)["counts"].decode()
 
 
-def encode_rle(mask: np.ndarray, size: Sequence[int] | None = None, top: int = 0, left: int = 0) -> str:
-    """Encode a mask, bool (h, w), at a position in an image (height, width), in time and memory proportional to h w.
-
-    size: of the image, by default that of the mask.
-    """
-    height, width = mask.shape if size is None else size
+def encode_rle(mask: np.ndarray, size: Sequence[int], top: int = 0, left: int = 0) -> str:
+    """Encode a mask, bool (h, w), at a position in an image of a size, in time and memory proportional to h w."""
+    height, width = size
     columns, rows = np.nonzero(mask.T)
     pixels = (columns + left) * height + rows + top
     starts = np.flatnonzero(np.diff(pixels, prepend=-2) != 1)  # of runs of pixels
