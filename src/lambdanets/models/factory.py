@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +122,7 @@ def _option_names(name: str) -> set[str]:
     with torch.device("meta"):
         network = type(timm.create_model(name))
     signatures = map(inspect.signature, (model_entrypoint(name), *network.__mro__[:-1]))  # without object
-    parameters = chain.from_iterable(each.parameters.values() for each in signatures)
+    parameters = [each for signature in signatures for each in signature.parameters.values()]
     names = {each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)}
     return names.union(getattr(network, "LAYER_OPTIONS", ()))
 

@@ -139,10 +139,6 @@ class LambdaResNet(ResNetBase):
         self.replace(lambda_blocks, make_layer)
 
 
-def all_blocks(blocks: int) -> tuple[int, ...]:
-    return tuple(range(1, blocks + 1))
-
-
 def parse_pattern(pattern: str, layers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return the blocks of c2 to c5 for a pattern like "CCLL": all blocks of the stages with an L.
 
@@ -151,7 +147,7 @@ def parse_pattern(pattern: str, layers: Sequence[int]) -> tuple[tuple[int, ...],
     letters = pattern.upper().replace("-", "") if isinstance(pattern, str) else ""
     if len(letters) != 4 or set(letters) - {"C", "L"}:
         raise InputError(f"pattern must be four letters, C or L for each of c2 to c5, like 'CCLL', got {pattern!r}")
-    return tuple(all_blocks(n) if letter == "L" else () for letter, n in zip(letters, layers, strict=True))
+    return tuple(tuple(range(1, n + 1)) if letter == "L" else () for letter, n in zip(letters, layers, strict=True))
 
 
 default_cfg = partial(_cfg, interpolation="bicubic", first_conv="conv1.0")  # preprocessing, first and last layer
@@ -160,9 +156,9 @@ _RESNET_RS = RESNET_RS | {"block_args": {"attn_layer": partial(get_attn("se"), r
 # The constructor arguments of each LambdaResNet, by name.
 LAMBDA_RESNET_ARGUMENTS: dict[str, dict[str, Any]] = {
     f"lambda_resnet{depth}{suffix}": _RESNET_RS
-    | {"layers": layers, "lambda_blocks": ((), (), c4, all_blocks(layers[3]))}
+    | {"layers": layers, "lambda_blocks": ((), (), c4, tuple(range(1, layers[3] + 1)))}
     for depth, (layers, c4_blocks) in LAMBDA_RESNET_BLOCKS.items()
-    for suffix, c4 in (("", c4_blocks), ("_c4", all_blocks(layers[2])))
+    for suffix, c4 in (("", c4_blocks), ("_c4", tuple(range(1, layers[2] + 1))))
 } | {"lambda_resnet20_small": SMALL_RESNET_20 | {"lambda_blocks": SMALL_BLOCKS, "scope": 15}}
 
 default_cfgs = generate_default_cfgs(

@@ -41,9 +41,8 @@ def test_compressed_and_uncompressed_rle_decode_to_the_mask_and_its_crop(
         mask = np.zeros((HEIGHT, WIDTH), bool)
         mask[top:bottom, left:right] = random_mask(seed)[top:bottom, left:right]
         mask[[top, bottom - 1], [left, right - 1]] = True
-        rles = (
-            {"size": [HEIGHT, WIDTH], "counts": counts} for counts in (encode_rle(mask, mask.shape), run_lengths(mask))
-        )
+        encoded = encode_rle(mask, mask.shape), run_lengths(mask)
+        rles = ({"size": [HEIGHT, WIDTH], "counts": counts} for counts in encoded)
         for obj in read(tmp_path, *rles):
             cropped = to_cropped_mask(obj.segmentation, HEIGHT, WIDTH)
             assert (decode_mask(obj, HEIGHT, WIDTH) == mask).all()
