@@ -173,7 +173,7 @@ def check() -> Measurements:
     ]
     cases = [(case, DTYPES[0]) for case in layers] + [(case, dtype) for case in CHECKS for dtype in DTYPES]
     for case, dtype in cases:
-        example = functools.cache(partial(Example.make, case, dtype, DEVICE))
+        example = functools.cache(partial(Example.of, case, dtype, DEVICE))
         for kernel in KERNELS:
             yield f"{kernel} {dtype} {case}", partial(check_kernel, kernel, example)
 

@@ -21,10 +21,12 @@ RECIPE, RESULT = "recipe.json", "result.json"  # of a run
 # the name recipe.json or scores.json beside their images.
 _OUTPUTS = (
     {RECIPE, "metrics.csv"},  # train
+    {RECIPE, "weights.safetensors"},  # train, handed on
     {"images.json", "results.json"},  # predict, of a detector
     {"classes.csv", "classes"},  # predict, of a segmenter
     {"predictions.partial"},  # predict, unfinished
     {"scores.json", "predictions.png"},  # evaluate
+    {"confusion_matrix.csv", "predictions.csv"},  # evaluate, of a classifier, maybe unfinished
     {"attention.png", "receptive_field.png"},  # explain
     {"comparison.md", "results.json"},  # compare
     {"layer.png", "results.json"},  # benchmark layer

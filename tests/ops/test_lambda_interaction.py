@@ -250,10 +250,7 @@ INVALID_ARGUMENTS = [
     ({"values": ZEROS(2, 2, M, V), "multi_head": True}, r"keys must be \(b, h, m, k\) with"),
     ({"embeddings": ZEROS(M, N, K)}, r"embeddings must be \(n, m, k\) or \(b, n, m, k\) with"),
     ({"mask": ONES(N, M)}, "mask must be bool.*got torch.float32"),
-    (
-        {"mask": ONES(M, N).bool()},
-        r"mask must be \(n, m\) or \(1, m\) or .* with b = 2, n = 5, m = 7, got shape",
-    ),
+    ({"mask": ONES(M, N).bool()}, r"mask must be \(n, m\) or \(1, m\) or .* with b = 2, n = 5, m = 7, got shape"),
     ({"causal": True}, "context must have 5 positions, like queries, if causal is True; got 7"),
 ]
 
@@ -269,10 +266,7 @@ def test_rejects_invalid_arguments(changes, message):
     ("changes", "message"),
     [
         ({"values": ZEROS(2, M + 1, V)}, r"values must be \(b, m, v\) with b = 2, m = 7"),
-        (
-            {"keys": ZEROS(2, M, K, 2), "values": ZEROS(2, M, V, 3)},
-            r"values must be \(b, m, v, u\) with .*, u = 2",
-        ),
+        ({"keys": ZEROS(2, M, K, 2), "values": ZEROS(2, M, V, 3)}, r"values must be \(b, m, v, u\) with .*, u = 2"),
         ({"normalize_keys": "max"}, "normalize_keys must be.*got 'max'"),
         ({"mask": ONES(M)}, "mask must be bool, got torch.float32"),
     ],

@@ -149,7 +149,8 @@ def test_nodes_with_other_data_or_without_the_checkpoint_are_refused(tmp_path, m
     def prepare(rank: int) -> None:
         monkeypatch.setattr(run, "find_resumable", lambda folder, task: None if rank else folder)
         for recipe, folder in ((RECIPE, tmp_path), (replace(RECIPE, seed=rank), None)):
-            with pytest.raises(InputError, match="data and run must be the same on all nodes"):
+            message = f"{'checkpoints' if folder else 'data'} must be the same on all nodes, got others on the ranks 1"
+            with pytest.raises(SystemExit if rank else InputError, match="2" if rank else message):
                 run.prepare(recipe, distributed.World(rank, 2), folder)
 
     run_on_two_ranks(prepare, tmp_path)

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -104,7 +104,8 @@ class Batches(AbstractContextManager["Batches"]):
             import resource
 
             hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+            with suppress(ValueError, OSError):  # the system may have lowered its own limit since
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
         self._loader = DataLoader(
             self._dataset,
             batch_size=None,  # an item of the dataset is a batch

@@ -118,8 +118,8 @@ def open_evaluation_images(
 ) -> tuple[LabeledImages, str, Mapping[str, int]]:
     """Open the validation set of a dataset; if it has none, the images that training held out, or else all its images.
 
-    data, root, validation_share, seed: as for `open_splits`. held_out: that of the training (see `Splits`), by which
-    its dataset is recognized in another place; most of its images were trained on.
+    data, root, validation_share, seed: as for `open_splits`. held_out: that of the training (see `Splits`), a hash by
+    which the dataset of the training is recognized in another place.
 
     Returns also the source of the images, for messages, and the number of files that are not used, by reason. Raises
     InputError for a dataset that is missing, damaged, empty or unlabeled.
@@ -135,7 +135,8 @@ def open_evaluation_images(
             _, validation, source = _hold_out(train, train.source, validation_share, seed)
             if _fingerprint(train.classes, validation) == held_out:
                 return validation, source, left_out
-    return train, f"all of {train.source}, which has no validation split", left_out
+    other = " and is not what was divided in training" if held_out else ""
+    return train, f"all of {train.source}, which has no validation split{other}", left_out
 
 
 def _open(data: str, root: str | None) -> _Opened:

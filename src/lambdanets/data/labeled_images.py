@@ -54,7 +54,8 @@ class LabeledImages(ABC):
 
     def load(self, index: int) -> tuple[Image.Image, int]:
         """Decode an image (mode "L" or "RGB") and return it with its label. Raises UnreadableImage."""
-        return read_image(self.file(index)), self.label(index)
+        label = self.label(index)
+        return read_image(self.file(index)), label
 
     def label(self, index: int) -> int:
         """Return the label of an image. Raises UnreadableImage."""

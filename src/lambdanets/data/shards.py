@@ -115,7 +115,7 @@ def index_tar(file: BinaryIO) -> list[ShardImage]:
     """Return the images of a WebDataset tar. Raises tarfile.TarError if it is incomplete or invalid.
 
     Consecutive members with the same path up to the first dot of the file name are one sample, of which the first image
-    is used. Images with other dots in their name, such as a.b.jpg, are only accepted in samples that have another.
+    is used. A sample whose only images have other dots in their name, such as a.b.jpg, is an error.
     """
     images = []
     for key, members in itertools.groupby(iterate_tar(file), lambda member: _split_name(member[0])[0]):

@@ -266,7 +266,7 @@ class Predictor(ABC):
         """Return the scores of measures, which are in the order of the images."""
 
     def draw(self, evaluation: Any, folder: Path) -> None:  # noqa: B027 - a task may have no figures
-        """Draw figures of an evaluation into a folder."""
+        """Draw figures of an evaluation into a folder; one is predictions.png, by which it is known as output."""
 
     def write_evaluation(self, evaluation: Any, folder: Path) -> None:
         """Write scores.json and figures into a folder."""

@@ -83,7 +83,7 @@ def resize_table(table: Tensor, sides: Sequence[int], *, keep_sum: bool = True) 
     """
     check_tensors(table=table)
     check_flags(keep_sum=keep_sum)
-    are_odd = isinstance(sides, Sequence) and all(isinstance(r, int) and r > 0 and r % 2 == 1 for r in sides)
+    are_odd = isinstance(sides, Sequence) and all(type(r) is int and r > 0 and r % 2 for r in sides)
     if not are_odd or not 1 <= len(sides) <= 3:
         raise ValueError(f"sides must be 1, 2 or 3 integers, odd and positive, got {sides!r}")
     check_table(table, len(sides), {}, "k", "k u")

@@ -22,7 +22,7 @@ from lambdanets.data.datasets import is_timm_name
 from lambdanets.data.image_search import describe_classes, describe_left_out
 from lambdanets.data.images import first_readable
 from lambdanets.device import resolve_device
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, first_few
 from lambdanets.files import RECIPE, RESULT
 from lambdanets.inference.figures import new_figure, save_figure
 from lambdanets.models.factory import list_models
@@ -163,8 +163,12 @@ def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) ->
     tasks: list[Task] = []  # rank zero first: if it fails, only its error is reported
     broadcast_from_rank_zero(lambda: tasks.append(open_task(recipe, world, folder)))
     task = tasks[0] if tasks else open_task(recipe, world, folder)
-    if len({*all_gather_lists([(task.fingerprint, task.checkpoint is None)])}) > 1:
-        raise InputError("data and run must be the same on all nodes, such as on storage that they share, got others")
+    states = all_gather_lists([(task.fingerprint, task.checkpoint is None)])
+    if others := [rank for rank, state in enumerate(states) if state != states[0]]:
+        if world.rank:
+            raise SystemExit(2)  # rank zero reports the error
+        different = "checkpoints" if all(states[rank][0] == states[0][0] for rank in others) else "data"
+        raise InputError(f"{different} must be the same on all nodes, got others on the ranks {first_few(others)}")
     batch_slice = choose_micro_batch(task, world)
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     batch_size, evaluator = task.EVALUATION_BATCH_SIZE or recipe.batch_size, task.evaluator(task.validation)

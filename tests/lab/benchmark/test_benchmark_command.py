@@ -24,11 +24,7 @@ COMMANDS = {
     # a large --seconds, since on a busy machine even tiny sizes may exceed a small one and be skipped
     "scaling": ["--sides", "3", "4", "--lengths", "8", "--repeats", "3", "--seconds", "600", "--device", "cpu"],
 }
-NUM_ROWS = {
-    "layer": 2 * len(layer.DEFAULTS),
-    "model": 2 * len(model.NAMES),
-    "scaling": 6 * len(scaling.NAMES),
-}
+NUM_ROWS = {"layer": 2 * len(layer.DEFAULTS), "model": 2 * len(model.NAMES), "scaling": 6 * len(scaling.NAMES)}
 
 
 @pytest.mark.figures

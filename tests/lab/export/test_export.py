@@ -137,7 +137,8 @@ def test_exported_segmenter_has_the_logits_and_the_card(tmp_path):
     torch.manual_seed(0)
     recipe = SegmentationRecipe(images="", model_options={"scope": 3, "widths": [4, 8, 16], "lambda_stages": 1})
     network = ln.create_model(recipe.model, num_classes=3, **recipe.model_options)
-    save_weights(tmp_path / WEIGHTS, network, make_card(SegmenterCard, recipe, "ab", category_ids=(1, 2)).to_json())
+    card = make_card(SegmenterCard, recipe, ("a", "b"), category_ids=(1, 2))
+    save_weights(tmp_path / WEIGHTS, network, card.to_json())
     exported = ln.export(tmp_path / WEIGHTS, tmp_path / "m.onnx", image_size=32, dynamic=True)
     metadata = read_metadata("onnx", exported.path)
     assert (metadata["classes"], metadata["outputs"]) == (["a", "b"], ["logits"])
@@ -209,8 +210,7 @@ def test_python_code_of_deploy_page_classifies_as_predict(shallow_run, tmp_path,
 
 
 @pytest.mark.skipif(
-    "ONNXRUNTIME_INCLUDE" not in os.environ,
-    reason="needs ONNX Runtime's C++ headers, which its wheel lacks",
+    "ONNXRUNTIME_INCLUDE" not in os.environ, reason="needs ONNX Runtime's C++ headers, which its wheel lacks"
 )
 def test_cpp_example_runs(shallow_run, tmp_path):
     source = ROOT / "examples/deploy.cpp"

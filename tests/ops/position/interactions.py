@@ -14,8 +14,7 @@ from lambdanets.ops.position.choose import ALGORITHMS, choose
 from lambdanets.ops.position.native import load_library
 
 needs_native = pytest.mark.skipif(
-    load_library() is None,
-    reason="needs the compiled engine: install the package with ziglang or a C compiler",
+    load_library() is None, reason="needs the compiled engine: install the package with ziglang or a C compiler"
 )
 
 

@@ -37,7 +37,7 @@ def with_large_strides(x: torch.Tensor) -> torch.Tensor:
 
 def errors(dtype: torch.dtype, case: Case, large_strides: bool = False) -> dict[str, float]:
     """Return ||result - exact|| / ||exact|| by kernel."""
-    example = Example.make(case, dtype, "cpu")
+    example = Example.of(case, dtype, "cpu")
     if large_strides:
         queries, table, values, content = example.factors
         factors = (with_large_strides(queries), table, with_large_strides(values), with_large_strides(content))

@@ -1,4 +1,4 @@
-"""Reads annotations in COCO's instances format: invalid ones are dropped, and boxes that contradict masks replaced."""
+"""Reads annotations in COCO's instances format: invalid ones are dropped, and boxes that masks contradict replaced."""
 
 import hashlib
 import json
@@ -24,7 +24,8 @@ Box = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _MAX_DIFFERENCE = 2  # pixels, from rounding and tracing, between the sides of a box and of its mask
 _GROUP = "categories dropped: they have no annotations, and are the supercategory of others"
-_BOX = "boxes replaced by those of the masks: missing, or different from these"
+_BOX = "boxes replaced by those of the masks, from which they differ"
+_NO_BOX = "boxes missing, and taken from the masks"
 _CROWD = "crowd regions (iscrowd 1) are neither trained on nor scored; write 0 for single objects, as of CVAT's brush"
 
 
@@ -179,7 +180,7 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> AnnotatedImages
 
     Ids may be any integers; iscrowd and area are optional. Annotations without a valid mask are dropped, and boxes that
     are missing or contradict their masks are replaced. Roboflow's first category, which only groups others, is dropped,
-    too. All are listed in `problems`. If more than half of the boxes are replaced, the others are, too. Raises
+    too. All are listed in `problems`. If more than half of the boxes contradict their masks, all are replaced. Raises
     InputError for a file that is truncated or not in this format, for duplicate ids or names of images and categories,
     for a file without images or categories, for annotations of images or categories that it lacks, and if more than
     half of the annotations are invalid.
@@ -223,7 +224,9 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> AnnotatedImages
             f"'{path}' must have mostly valid annotations, got {dropped} of {total} that cannot be used: "
             f"{'; '.join(problems.lines())}; repair or remove them: boxes alone are not enough, objects need outlines"
         )
-    if 2 * len(problems.get(_BOX, ())) > total - dropped:  # such as corners, some of which agree by chance
+    if 2 * len(problems.get(_BOX, ())) > total - dropped - len(
+        problems.get(_NO_BOX, ())
+    ):  # such as corners, some of which agree by chance
         for image in images.values():
             boxes = (box_and_area(obj.segmentation, image.height, image.width)[0] for obj in objects[image.id])
             objects[image.id] = [replace(obj, box=box) for obj, box in zip(objects[image.id], boxes, strict=True)]
@@ -251,7 +254,7 @@ def _read_object(
         raise AnnotationError(NO_MASK)
     left, top, box_width, box_height = entry.bbox or (0.0, 0.0, 0.0, 0.0)
     box = max(left, 0.0), max(top, 0.0), min(left + box_width, float(width)), min(top + box_height, float(height))
-    box, problem = (box, "") if _agree(box, mask) else (mask, _BOX)
+    box, problem = (box, "") if _agree(box, mask) else (mask, _BOX if entry.bbox else _NO_BOX)
     area = entry.area if entry.area and entry.area > 0 else mask_area
     return Object(entry.id, categories[entry.category_id], box, area, entry.iscrowd, segmentation), problem
 

@@ -57,7 +57,7 @@ class Example(NamedTuple):
     exact: dict[str, Tensor]
 
     @classmethod
-    def make(cls, case: Case, dtype: torch.dtype, device: str) -> "Example":
+    def of(cls, case: Case, dtype: torch.dtype, device: str) -> "Example":
         """Make the inputs of a case, slices of larger tensors of NaN, and its results by `query_order` in float64."""
         generator = torch.Generator(device).manual_seed(0)
         b, h, n, k, v, u = case.batch, case.heads, math.prod(case.grid), case.k, case.v, case.u
@@ -76,7 +76,7 @@ class Example(NamedTuple):
         return fused.Fused(self.problem).run(kernel, self.factors, self.grad_output)
 
     def failure(self, kernel: str) -> str:
-        """Whether a kernel raises or is wrong, and why, or ""."""
+        """Why a kernel fails, by an exception or a wrong result, or ""."""
         tolerance = TOLERANCES[self.problem.dtype]
         try:
             error = max_relative_error(self.run(kernel), self.exact[kernel])
@@ -98,7 +98,7 @@ def failures(device: str, dtype: torch.dtype) -> str:
 
     def run() -> str:
         cases = CASES if fused.is_interpreted() else (*CASES, FULL_TILE_CASE)
-        examples = [Example.make(case, dtype, device) for case in cases]
+        examples = [Example.of(case, dtype, device) for case in cases]
         first = (next(filter(None, (each.failure(kernel) for each in examples)), "") for kernel in fused.KERNELS)
         return "; ".join(filter(None, first))
 

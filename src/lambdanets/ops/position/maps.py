@@ -199,7 +199,8 @@ class Maps(NamedTuple):
 class MapAlgorithm(Algorithm):
     """An algorithm for the position term of maps, with the tiles and the examples of a call that take the least work.
 
-    sides, intra_depth: those of the maps.
+    sides, intra_depth: those of the maps. With them and the attributes of `Algorithm`, the constructor calls `tilings`
+    and `tiled_cost`.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -213,7 +214,7 @@ class MapAlgorithm(Algorithm):
 
     @abstractmethod
     def tilings(self, maps: Maps) -> list[tuple[Maps, int]]:
-        """Candidates: maps with tiles, and examples of a call."""
+        """Candidates: maps with tiles, and the maximum number of examples of a call."""
 
     @abstractmethod
     def tiled_cost(self, maps: Maps, batch: int) -> Cost:
