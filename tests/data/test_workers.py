@@ -1,7 +1,6 @@
 """Loader workers are shut down, even if they hang while loading an image."""
 
 import multiprocessing
-import sys
 import time
 from multiprocessing.synchronize import Semaphore
 from typing import Any
@@ -57,7 +56,6 @@ def test_a_batch_that_a_worker_cannot_send_ends_the_iteration(capfd: pytest.Capt
 
 
 @pytest.mark.forks
-@pytest.mark.skipif(sys.platform != "linux", reason="tensors of workers are open files on Linux")
 def test_a_batch_may_have_more_tensors_than_the_limit_of_open_files() -> None:
     resource = pytest.importorskip("resource")
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

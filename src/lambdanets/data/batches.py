@@ -226,7 +226,8 @@ def _init_worker(worker: int) -> None:
 
 
 def _exit_with_parent() -> None:
-    parent: Any = multiprocessing.parent_process()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
     parent.join()
     os._exit(1)
 

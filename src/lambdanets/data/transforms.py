@@ -46,9 +46,15 @@ class Preprocessing:
         from timm.data import create_transform  # here, so that recipes, which have these fields, do not import PyTorch
         from torchvision.transforms import Compose
 
-        shape = (self.channels, self.image_size, self.image_size)
-        options = {name: getattr(self, name) for name in ("crop_pct", "interpolation", "mean", "std")}
-        return Compose([self.to_mode, center_square, create_transform(shape, is_training=False, **options)])
+        crop_and_normalize = create_transform(
+            (self.channels, self.image_size, self.image_size),
+            is_training=False,
+            crop_pct=self.crop_pct,
+            interpolation=self.interpolation,
+            mean=self.mean,
+            std=self.std,
+        )
+        return Compose([self.to_mode, center_square, crop_and_normalize])
 
 
 def center_square(image: "Image") -> "Image":
