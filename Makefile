@@ -1,6 +1,6 @@
 # make demo      install the package and train a small LambdaResNet on scanned digits
 # make test      install the package and run the tests of lambdanets
-# make test-lab  run those of lambdanets_lab and of the experiments
+# make test-rest run the others: lambdanets_lab, experiments, compilers, kills and several processes
 # make test-isa  run the tests of numerics and of small trainings without AVX
 # make docs      build the pages and the reference as a site, build/site/index.html
 # make lint      check style, types and the limits of the code
@@ -15,14 +15,18 @@ CANDIDATES := python3 python3.14 python3.13 python3.12 python3.11 python
 CHECK_VERSION := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON := $(firstword $(foreach p,$(CANDIDATES),$(shell $(p) -c '$(CHECK_VERSION)' >/dev/null 2>&1 && echo $(p))))
 
-# Tests of numerics and of small trainings, which must pass on any processor and with any seed. Tests of compilers,
-# of kernels in Triton's interpreter and of tools are not included.
+# Tests of compilers and of kernels in Triton's interpreter.
+COMPILERS := $(addprefix tests/, ops/test_compiled_operations.py \
+	$(addprefix ops/position/test_, fused_kernels.py fused_check.py torch_compile.py) \
+	layers/test_compiled_layers.py layers/test_tracing.py training/test_compiled_training.py)
+PROCESSES := $(addprefix tests/, ops/position/test_native_safety.py training/test_distributed.py training/test_kills.py)
+REST := tests/lab tests/experiments $(COMPILERS) $(PROCESSES)
+
+# Tests of numerics and of small trainings, which must pass on any processor and with any seed.
 NUMERICS := tests/ops tests/layers tests/models tests/examples tests/training/segmentation \
 	$(addprefix tests/training/, test_batch_norm.py test_optimization.py) \
 	$(addprefix tests/training/detection/test_, detection_run.py detector.py overfitting.py) \
-	$(addprefix --ignore=tests/, ops/test_compiled_operations.py layers/test_compiled_layers.py \
-	$(addprefix ops/position/test_, fused_kernels.py fused_check.py torch_compile.py) \
-	layers/test_tracing.py models/test_timm_contract.py)
+	$(addprefix --ignore=, $(COMPILERS) tests/models/test_timm_contract.py)
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
@@ -33,17 +37,17 @@ INSTALLING := installing the package and its dependencies into $(VENV): about 3 
 # The first pip that installs dependency groups.
 NEW_PIP := 'pip>=25.1'
 
-.PHONY: demo test test-lab test-isa docs lint format release clean
+.PHONY: demo test test-rest test-isa docs lint format release clean
 
 demo: $(VENV)/demo-ready
 	@if [ -f runs/demo/recipe.json ]; then $(BIN)/lambdanets train --resume runs/demo; \
 	else $(BIN)/lambdanets train digits --run runs/demo; fi
 
 test: $(VENV)/dev-ready
-	$(PYTEST) --ignore=tests/lab --ignore=tests/experiments
+	$(PYTEST) $(addprefix --ignore=, $(REST))
 
-test-lab: $(VENV)/dev-ready
-	$(PYTEST) tests/lab tests/experiments
+test-rest: $(VENV)/dev-ready
+	$(PYTEST) $(REST)
 
 test-isa: $(VENV)/dev-ready
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 TRAINING_SEED=1 \
