@@ -45,8 +45,7 @@ FILES = {"onnx": ["m.onnx"], "openvino": ["m.bin", "m.xml"], "pt2": ["m.pt2"], "
 
 def read_metadata(file_format, path):
     if file_format == "onnx":
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        text = session.get_modelmeta().custom_metadata_map["lambdanets"]
+        text = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["lambdanets"]
     elif file_format == "openvino":
         text = openvino.Core().read_model(path).get_rt_info(["lambdanets"]).astype(str)
     elif file_format == "pt2":
