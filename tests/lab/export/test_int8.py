@@ -61,7 +61,7 @@ def test_int8_that_loses_accuracy_is_not_kept(classifier, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("m.pt2", {"to": "pt2"}, "to must be onnx or openvino for int8, got pt2"),
+        ("m.pt2", {"to": "pt2"}, "to for int8 must be one of onnx, openvino, got 'pt2'"),
         ("m.xml", {"to": "openvino", "dynamic": True}, "dynamic must be False for int8 with openvino"),
         ("m.onnx", {"int8": "missing"}, "missing"),
         ("m.onnx", {"image_size": 64}, r"image_size must be \d+ for int8, .*, got \(64, 64\)"),
