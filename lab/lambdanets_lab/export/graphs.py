@@ -133,8 +133,10 @@ def make_graph(model: Predictor | nn.Module, image_size: int | tuple[int, int] |
 
 
 def make_metadata(model: Any, graph: Graph, *, dynamic: bool) -> dict[str, Any]:
-    """Return the metadata of the file: the model card, and the shape of the images and names of the outputs."""
+    """Return the metadata of the file: the model card with the images' size, their shape, and names of the outputs."""
     card = json.loads(model.card.without_paths().to_json()) if isinstance(model, Predictor) else {}
+    if isinstance(model, Classifier | Detector):
+        card.get("preprocessing", card)["image_size"] = max(graph.shape[2:])
     return card | {"images": list(graph.shape), "dynamic": dynamic, "outputs": list(graph.outputs)}
 
 

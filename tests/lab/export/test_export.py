@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 from collections import UserDict, namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,11 +199,12 @@ def test_python_code_of_deploy_page_classifies_as_predict(shallow_run, tmp_path,
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/deploy.md").read_text(encoding="utf-8"), re.DOTALL)
     (code,) = (block for block in blocks if "InferenceSession" in block)
     assert "torch" not in code
-    ln.export(shallow_run, "model.onnx")
-    data = ln.load(shallow_run).card.recipe["data"]
-    Image.open(sorted(Path(data).rglob("*.png"))[0]).resize((37, 52)).save("photo.jpg")
+    ln.export(shallow_run, "model.onnx", image_size=48)
+    classifier = ln.load(shallow_run, device="cpu")
+    preprocessing = replace(classifier.card.preprocessing, image_size=48)
+    Image.open(sorted(Path(classifier.card.recipe["data"]).rglob("*.png"))[0]).resize((37, 52)).save("photo.jpg")
     exec(code, variables := {})
-    (prediction,) = ln.load(shallow_run, device="cpu").predict("photo.jpg")
+    (prediction,) = replace(classifier, card=replace(classifier.card, preprocessing=preprocessing)).predict("photo.jpg")
     probabilities = torch.from_numpy(variables["logits"][0]).softmax(0)
     torch.testing.assert_close(probabilities, prediction.probabilities, rtol=1e-3, atol=1e-3)
     assert capsys.readouterr().out.splitlines()[-1] == prediction.classes[int(probabilities.argmax())]
