@@ -163,8 +163,8 @@ def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[nn.Module, tuple
     InputError if it does not run, or if its outputs are not tensors.
     """
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    copied = copy.deepcopy(network).cpu().float().eval()
     try:
+        copied = copy.deepcopy(network).cpu().float().eval()
         outputs = copied(images)
     except Exception as error:  # models raise many types
         raise InputError(

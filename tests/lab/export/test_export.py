@@ -120,6 +120,7 @@ ONE_PIXEL = {"to": "openvino", "image_size": 1}
         (3, "m.onnx", {}, "model must be a trained model or a network, got int"),
         (nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
         (Returning(lambda y: y if y.sum() >= 0 else -y), "m.onnx", {}, "cannot be exported by torch.ex"),
+        (Returning(nn.Conv2d(3, 3, 1).weight * 2), "m.onnx", {}, "must run on float32 images .* the deepcopy protocol"),
         (POOLED, "m.xml", ONE_PIXEL, "its pools must not be larger than their maps; choose a larger image_size"),
         (POOLED, "m.xml", ONE_PIXEL | {"dynamic": True}, r"got inf for images of shape \(1, 3, 1, 1\); no file"),
         (Returning(lambda y: {"y": y, "no": None}), "m.pt2", {"to": "pt2"}, "tensors, got NoneType"),
