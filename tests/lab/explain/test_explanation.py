@@ -37,6 +37,8 @@ def test_attention_maps_of_a_classifier(quick_run):
     colors = np.random.default_rng(1).integers(0, 256, (30, 50, 3), np.uint8)
     green, same = ln.explain(classifier, colors, channel=1), ln.explain(classifier, colors[..., 1])
     assert green.output.equal(same.output)
+    half = ln.Classifier(classifier.model.bfloat16(), classifier.card)
+    assert ln.explain(half, image).receptive_field().gradient.any()
 
 
 def test_positions_outside_of_the_crop_or_the_image_are_errors(quick_run):
