@@ -149,6 +149,8 @@ FILES = ["attention.png", "keys.png", "receptive_field.png", "shares.png"]
 
 @pytest.mark.figures
 def test_command_writes_figures_and_prints_shares(quick_run, tmp_path, capsys):
+    from lambdanets_lab.explain.figures import draw_panels
+
     image, out = tmp_path / "image.png", tmp_path / "out"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), np.uint8)).save(image)
     assert main(["explain", str(quick_run), str(image), "--at", "3", "12", "--out", str(out)]) == 0
@@ -157,5 +159,8 @@ def test_command_writes_figures_and_prints_shares(quick_run, tmp_path, capsys):
         with Image.open(path) as figure:
             assert min(figure.size) > 200
             assert len(np.unique(np.asarray(figure.convert("L")))) > 50
+    for name, low in (("negative", -1.0), ("zero", 0.0)):  # keys that are not from a softmax
+        draw_panels({"key": np.array([[low, 1.0]])}, "", View.whole((30, 50)), Image.open(image), tmp_path / name)
+    assert (tmp_path / "negative").read_bytes() != (tmp_path / "zero").read_bytes()
     output = capsys.readouterr().out
     assert all(name in output for name in (*ln.explain(quick_run, image).layers, "position share", *FILES))
