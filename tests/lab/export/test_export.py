@@ -70,7 +70,7 @@ def test_exported_network_and_its_metadata_equal_those_of_pytorch(file_format, d
     assert file_names(tmp_path) == names
     assert len(exported.errors) == (3 if dynamic else 1)
     assert max(exported.errors.values()) < 1e-4
-    images = torch.randn(2, 3, 31, 33) if dynamic else torch.randn(1, 3, 24, 36)
+    images = torch.randn(2, 31, 33, 3).permute(0, 3, 1, 2) if dynamic else torch.randn(1, 3, 24, 36)
     (output,) = RUNTIMES[file_format].open(exported.path)(images)
     with torch.no_grad():
         torch.testing.assert_close(output, network(images), rtol=1e-3, atol=1e-3)
