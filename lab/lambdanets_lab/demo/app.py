@@ -68,7 +68,7 @@ class Server:
 def serve(models: Mapping[str, Model], host: str = "127.0.0.1", port: int = 0) -> Iterator[Server]:
     """Serve the page for models by name within the block. port: 0 for a free one.
 
-    Raises InputError if the address cannot be used.
+    Raises InputError if the address cannot be used, and as `build_app`.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -106,8 +106,11 @@ def build_app(models: Mapping[str, Model], host: str = "127.0.0.1") -> Starlette
     """Return the application for models by name.
 
     host: address to listen on. Another site may have a name that points to this machine, so requests to other names
-    are refused if only this machine can open the page.
+    are refused if only this machine can open the page. Raises InputError for models of other tasks.
     """
+    for name, model in models.items():
+        if not isinstance(model, Model):
+            raise InputError(f"models must be classifiers, detectors or segmenters, got {name}: {type(model).__name__}")
     examples = [example_images(model) for model in models.values()]
     short_names = [Path(name).name for name in models]
     contents = {

@@ -58,9 +58,8 @@ def predict_image(model: Model, image: Image.Image, name: str) -> ImagePredictio
 
 def _classes(model: Classifier, image: Image.Image) -> dict[str, Any]:
     top = model.infer([image])[0].top(TOP_K)
-    name, probability = top[0]
     bars = [{"name": name, "value": value, "text": _percent(value)} for name, value in top]
-    headline = f"Class {name}, with probability {_percent(probability)}"
+    headline = "Class {name}, with probability {text}".format(**bars[0])
     return {"headline": headline, "bars": bars, "image": image_url(brighten(image))}
 
 

@@ -161,9 +161,7 @@ class Explanation:
         (gradient,) = torch.autograd.grad(total, network_input)
         gradient = gradient.abs() if is_detector else gradient[0].abs()
         gradient = gradient.sum(-1 if is_tokens and gradient.ndim == 2 else 0)
-        view = self.view
-        if is_detector:  # resizes and pads its input itself
-            view = View.whole(tuple(gradient.shape))
+        view = View.whole(tuple(gradient.shape)) if is_detector else self.view  # detectors resize and pad their input
         return ReceptiveField(module, position, gradient, view)
 
     def _call(self, layer: str | None) -> tuple[str, _Call]:
@@ -216,13 +214,13 @@ def explain(
         if len(images) != 1:
             raise InputError(f"image must be one image, got {len(images)}")
         (pil_image,), network = images, loaded.model
-        device = next(network.parameters()).device
+        parameter = next(network.parameters())  # has the device and the dtype
         if isinstance(loaded, Classifier):
             preprocessing = loaded.card.preprocessing
-            inputs = (preprocessing.transform()(pil_image)[None].to(device),)
+            inputs = (preprocessing.transform()(pil_image)[None].to(parameter),)
             view = view_of_classifier(preprocessing, pil_image.size)
         else:
-            inputs = ([image_to_tensor(pil_image).to(device)],)
+            inputs = ([image_to_tensor(pil_image).to(parameter)],)
             view = view_of_detector(loaded.model, inputs[0][0])
     else:
         raise InputError(f"model must be a path, a Classifier, a Detector or a network, got {type(loaded).__name__}")

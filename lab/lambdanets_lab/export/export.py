@@ -131,9 +131,7 @@ def _open_int8_data(model: object, graph: Graph, to: str, data: str, dynamic: bo
 
     Raises InputError if the format or the model do not support int8.
     """
-    if not RUNTIMES[to].int8:
-        names = [name for name, runtime in RUNTIMES.items() if runtime.int8]
-        raise InputError(f"to must be {' or '.join(names)} for int8, got {to}")
+    check_choice("to for int8", to, [name for name, runtime in RUNTIMES.items() if runtime.int8])
     if to == "openvino" and dynamic:
         raise InputError("dynamic must be False for int8 with openvino: it computes dynamic int8 convolutions wrongly")
     if not isinstance(model, Classifier):

@@ -133,8 +133,10 @@ def make_graph(model: Predictor | nn.Module, image_size: int | tuple[int, int] |
 
 
 def make_metadata(model: Any, graph: Graph, *, dynamic: bool) -> dict[str, Any]:
-    """Return the metadata of the file: the model card, and the shape of the images and names of the outputs."""
+    """Return the metadata of the file: the model card with the images' size, their shape, and names of the outputs."""
     card = json.loads(model.card.without_paths().to_json()) if isinstance(model, Predictor) else {}
+    if isinstance(model, Classifier | Detector):
+        card.get("preprocessing", card)["image_size"] = max(graph.shape[2:])
     return card | {"images": list(graph.shape), "dynamic": dynamic, "outputs": list(graph.outputs)}
 
 
@@ -161,8 +163,8 @@ def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[nn.Module, tuple
     InputError if it does not run, or if its outputs are not tensors.
     """
     images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    copied = copy.deepcopy(network).cpu().float().eval()
     try:
+        copied = copy.deepcopy(network).cpu().float().eval()
         outputs = copied(images)
     except Exception as error:  # models raise many types
         raise InputError(

@@ -14,10 +14,13 @@ import pytest
 import lambdanets as ln
 from lab.demo.browser import encode
 from lambdanets.cli import main
+from lambdanets_lab.demo.app import build_app
 from lambdanets_lab.demo.examples import example_images
 
 
-def test_occupied_port_is_a_users_error(capsys):
+def test_occupied_port_and_model_of_another_task_are_errors_of_users(capsys):
+    with pytest.raises(ValueError, match="models must be classifiers, detectors or segmenters, got x: object"):
+        build_app({"x": object()})
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]
         assert main(["demo", "digits", "--port", str(port)]) == 2

@@ -24,7 +24,6 @@ def test_attention_maps_of_a_classifier(quick_run):
     classifier = ln.load(quick_run, device="cpu")
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50), np.uint8))
     explanation = ln.explain(classifier, image)
-    assert explanation.layers
     assert_maps_reproduce_layers(explanation, (20, 22))
     probabilities = classifier.predict(image)[0].probabilities
     torch.testing.assert_close(explanation.output[0].softmax(0), probabilities)
@@ -38,6 +37,8 @@ def test_attention_maps_of_a_classifier(quick_run):
     colors = np.random.default_rng(1).integers(0, 256, (30, 50, 3), np.uint8)
     green, same = ln.explain(classifier, colors, channel=1), ln.explain(classifier, colors[..., 1])
     assert green.output.equal(same.output)
+    half = ln.Classifier(classifier.model.bfloat16(), classifier.card)
+    assert ln.explain(half, image).receptive_field().gradient.any()
 
 
 def test_positions_outside_of_the_crop_or_the_image_are_errors(quick_run):
@@ -148,6 +149,8 @@ FILES = ["attention.png", "keys.png", "receptive_field.png", "shares.png"]
 
 @pytest.mark.figures
 def test_command_writes_figures_and_prints_shares(quick_run, tmp_path, capsys):
+    from lambdanets_lab.explain.figures import draw_panels
+
     image, out = tmp_path / "image.png", tmp_path / "out"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), np.uint8)).save(image)
     assert main(["explain", str(quick_run), str(image), "--at", "3", "12", "--out", str(out)]) == 0
@@ -156,5 +159,8 @@ def test_command_writes_figures_and_prints_shares(quick_run, tmp_path, capsys):
         with Image.open(path) as figure:
             assert min(figure.size) > 200
             assert len(np.unique(np.asarray(figure.convert("L")))) > 50
+    for name, low in (("negative", -1.0), ("zero", 0.0)):  # keys that are not from a softmax
+        draw_panels({"key": np.array([[low, 1.0]])}, "", View.whole((30, 50)), Image.open(image), tmp_path / name)
+    assert (tmp_path / "negative").read_bytes() != (tmp_path / "zero").read_bytes()
     output = capsys.readouterr().out
     assert all(name in output for name in (*ln.explain(quick_run, image).layers, "position share", *FILES))

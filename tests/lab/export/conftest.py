@@ -2,9 +2,10 @@
 
 import functools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,30 +14,19 @@ import lambdanets as ln
 from lambdanets.inference.model_card import ClassifierCard, make_card
 from lambdanets.models.weights import WEIGHTS, save_weights
 from lambdanets.training.initial_weights import build_model
-from lambdanets_lab.export.export import Exported
 from noise_images import write_two_classes
 from training.detection.constructed_detector import write_constructed_detector
 from training.runs import SHALLOW, quick_recipe
-
-
-class ExportedDetector(NamedTuple):
-    """A constructed detector, its folder of images, and its ONNX file for images of any size."""
-
-    detector: ln.Detector
-    images: Path
-    exported: Exported
 
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_onnx_functions() -> Iterator[None]:
     """Cache the operator functions of torch.onnx, which it otherwise builds for each export, in about a second."""
     with pytest.MonkeyPatch.context() as patch:
-        try:
+        with suppress(ImportError, AttributeError):  # another version of PyTorch, or onnxscript is not installed
             from torch.onnx._internal.exporter._registration import onnxscript_apis
 
             patch.setattr(onnxscript_apis, "get_torchlib_ops", functools.cache(onnxscript_apis.get_torchlib_ops))
-        except (ImportError, AttributeError):
-            pass  # another version of PyTorch, or onnxscript is not installed
         yield
 
 
@@ -62,9 +52,10 @@ def shallow_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def exported_detector(tmp_path_factory: pytest.TempPathFactory) -> ExportedDetector:
+def exported_detector(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A constructed detector, its folder of images, and its ONNX file for images of any size."""
     folder = tmp_path_factory.mktemp("exported_detector")
     write_constructed_detector(folder)
     detector = ln.load(folder / "initial.safetensors", device="cpu")
     exported = ln.export(detector, folder / "m.onnx", dynamic=True)
-    return ExportedDetector(detector, folder / "digits", exported)
+    return SimpleNamespace(detector=detector, images=folder / "digits", exported=exported)

@@ -6,6 +6,7 @@ import re
 import resource
 import subprocess
 from collections import UserDict, namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,7 @@ FILES = {"onnx": ["m.onnx"], "openvino": ["m.bin", "m.xml"], "pt2": ["m.pt2"], "
 
 def read_metadata(file_format, path):
     if file_format == "onnx":
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        text = session.get_modelmeta().custom_metadata_map["lambdanets"]
+        text = onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map["lambdanets"]
     elif file_format == "openvino":
         text = openvino.Core().read_model(path).get_rt_info(["lambdanets"]).astype(str)
     elif file_format == "pt2":
@@ -70,7 +70,7 @@ def test_exported_network_and_its_metadata_equal_those_of_pytorch(file_format, d
     assert file_names(tmp_path) == names
     assert len(exported.errors) == (3 if dynamic else 1)
     assert max(exported.errors.values()) < 1e-4
-    images = torch.randn(2, 3, 31, 33) if dynamic else torch.randn(1, 3, 24, 36)
+    images = torch.randn(2, 31, 33, 3).permute(0, 3, 1, 2) if dynamic else torch.randn(1, 3, 24, 36)
     (output,) = RUNTIMES[file_format].open(exported.path)(images)
     with torch.no_grad():
         torch.testing.assert_close(output, network(images), rtol=1e-3, atol=1e-3)
@@ -120,6 +120,7 @@ ONE_PIXEL = {"to": "openvino", "image_size": 1}
         (3, "m.onnx", {}, "model must be a trained model or a network, got int"),
         (nn.Conv2d(3, 3, 1), "m.onnx", {"image_size": None}, "image_size must be given for a Conv2d"),
         (Returning(lambda y: y if y.sum() >= 0 else -y), "m.onnx", {}, "cannot be exported by torch.ex"),
+        (Returning(nn.Conv2d(3, 3, 1).weight * 2), "m.onnx", {}, "must run on float32 images .* the deepcopy protocol"),
         (POOLED, "m.xml", ONE_PIXEL, "its pools must not be larger than their maps; choose a larger image_size"),
         (POOLED, "m.xml", ONE_PIXEL | {"dynamic": True}, r"got inf for images of shape \(1, 3, 1, 1\); no file"),
         (Returning(lambda y: {"y": y, "no": None}), "m.pt2", {"to": "pt2"}, "tensors, got NoneType"),
@@ -199,11 +200,12 @@ def test_python_code_of_deploy_page_classifies_as_predict(shallow_run, tmp_path,
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/deploy.md").read_text(encoding="utf-8"), re.DOTALL)
     (code,) = (block for block in blocks if "InferenceSession" in block)
     assert "torch" not in code
-    ln.export(shallow_run, "model.onnx")
-    data = ln.load(shallow_run).card.recipe["data"]
-    Image.open(sorted(Path(data).rglob("*.png"))[0]).resize((37, 52)).save("photo.jpg")
+    ln.export(shallow_run, "model.onnx", image_size=48)
+    classifier = ln.load(shallow_run, device="cpu")
+    preprocessing = replace(classifier.card.preprocessing, image_size=48)
+    Image.open(sorted(Path(classifier.card.recipe["data"]).rglob("*.png"))[0]).resize((37, 52)).save("photo.jpg")
     exec(code, variables := {})
-    (prediction,) = ln.load(shallow_run, device="cpu").predict("photo.jpg")
+    (prediction,) = replace(classifier, card=replace(classifier.card, preprocessing=preprocessing)).predict("photo.jpg")
     probabilities = torch.from_numpy(variables["logits"][0]).softmax(0)
     torch.testing.assert_close(probabilities, prediction.probabilities, rtol=1e-3, atol=1e-3)
     assert capsys.readouterr().out.splitlines()[-1] == prediction.classes[int(probabilities.argmax())]

@@ -56,8 +56,7 @@ def export_to_both(program, names, path):
         return [torch.from_numpy(x) for x in session.run(None, feeds)]
 
     def run_openvino(*inputs):
-        outputs = compiled(dict(zip(names, inputs, strict=True)))
-        return [torch.from_numpy(outputs[i].copy()) for i in range(len(outputs))]
+        return [torch.from_numpy(x.copy()) for x in compiled(dict(zip(names, inputs, strict=True))).to_tuple()]
 
     return run_onnx, run_openvino
 

@@ -2,7 +2,7 @@
 
 const $ = (id) => document.getElementById(id);
 let site; // models with their examples, and limits
-let image = null; // {blob, name} of the image that every request sends
+let image = null; // {name, blob} of the image that every request sends; the blob may be a promise
 let layers = [];
 let busy = false;
 let next = null;
@@ -23,10 +23,12 @@ async function run(task) {
 }
 
 async function post(path, query) {
-  const fields = { model: $("model").value, name: image.name, channel: $("channel").value, ...query };
+  const { name, blob } = image;
+  if (blob.size > site.max_bytes) throw new Error(`${name} must have at most ${site.max_bytes / 2 ** 20} MB.`);
+  const fields = { model: $("model").value, name, channel: $("channel").value, ...query };
   let response;
   try {
-    response = await fetch(`${path}?${new URLSearchParams(fields)}`, { method: "POST", body: image.blob });
+    response = await fetch(`${path}?${new URLSearchParams(fields)}`, { method: "POST", body: await blob });
   } catch {
     throw new Error("The page got no answer: lambdanets demo may have ended.");
   }
@@ -112,22 +114,11 @@ async function showMaps() {
   }
 }
 
-async function take(file) {
+function take(name, blob) {
   for (const button of $("examples").children) button.ariaPressed = "false";
   $("channel").value = "";
-  if (file.size > site.max_bytes) {
-    $("result").hidden = $("look").hidden = true;
-    showError("error", `${file.name} must have at most ${site.max_bytes / 2 ** 20} MB.`);
-    return;
-  }
-  image = { blob: file, name: file.name };
+  image = { name, blob };
   run(predict);
-}
-
-async function takeExample(button, caption, path) {
-  const blob = await (await fetch(path)).blob();
-  await take(new File([blob], caption));
-  button.ariaPressed = "true";
 }
 
 function showExamples() {
@@ -136,7 +127,10 @@ function showExamples() {
     const src = `examples/${number}/${index}`;
     const shown = element("img", { src, alt: "", className: "pixels" });
     const button = element("button", { type: "button", ariaPressed: "false" }, shown, caption);
-    button.addEventListener("click", () => takeExample(button, caption, src));
+    button.addEventListener("click", () => {
+      take(caption, fetch(src).then((response) => response.blob()));
+      button.ariaPressed = "true";
+    });
     return button;
   }));
   $("examples").firstElementChild?.click();
@@ -149,14 +143,16 @@ async function start() {
   $("model-choice").hidden = false;
   $("model").addEventListener("change", showExamples);
   $("file").addEventListener("change", () => {
-    if ($("file").files.length) take($("file").files[0]);
+    const [file] = $("file").files;
+    if (file) take(file.name, file);
     $("file").value = ""; // the same file can be chosen again
   });
   for (const type of ["dragover", "dragleave", "drop"]) {
-    $("drop").addEventListener(type, (event) => {
+    document.addEventListener(type, (event) => { // anywhere, or the browser would leave the page and open the file
       event.preventDefault();
       $("drop").classList.toggle("over", type === "dragover");
-      if (type === "drop" && event.dataTransfer.files.length) take(event.dataTransfer.files[0]);
+      const [file] = event.dataTransfer.files;
+      if (type === "drop" && file) take(file.name, file);
     });
   }
   $("channel").addEventListener("change", () => image && run(predict));
