@@ -49,7 +49,7 @@ from lambdanets.work import WorkFolder
 from lambdanets_lab.remote import download
 
 _OPTIONS = ".options.json"  # those that the shards were written with
-_reading = threading.Lock()  # image sets are not made for several threads
+_reading = threading.Lock()  # datasets of other packages are not made for several threads
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,7 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
             try:
                 content, suffix = _read(split, index, check)
             except UnreadableImage as error:
-                with _reading:
-                    unreadable.append(f"{error.path}: {error.reason}")
+                unreadable.append(f"{error.path}: {error.reason}")
                 continue
             _add_member(tar, split.keys[index] + suffix, content)
             if split.labels[index] != UNLABELED:
@@ -223,9 +222,8 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
 
 def _read(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
     """Return the file content and suffix of an image; with check, decode it once. Raises UnreadableImage."""
-    with _reading:
-        file = split.images.file(index)
-        content = _encoded(file)
+    file = split.images.file(index)
+    content = _encoded(file)
     if check:
         read_image(io.BytesIO(content), str(file))
     return content, PurePosixPath(str(file)).suffix.lower() or ".png"  # of an image that is in no file
@@ -235,7 +233,9 @@ def _encoded(file: ImageFile) -> bytes:
     """Return the content of an image file; an image of a dataset as PNG. Raises UnreadableImage."""
     if isinstance(file, DatasetItem):
         content = io.BytesIO()
-        read_image(file).save(content, "PNG")
+        with _reading:
+            image = read_image(file)
+        image.save(content, "PNG")
         return content.getvalue()
     try:
         with open_image(file) as stream:
