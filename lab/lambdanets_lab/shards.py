@@ -272,7 +272,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
         raise InputError(f"{folder} must have tar files of a validation or of a test split, got both; move one away")
     splits: dict[str, list[Shard]] = {"train": [], "validation": []}
     labels: set[int | None] = set()
-    for path in paths:
+    for path in track(paths, "indexing", len(paths), "shards"):
         shard, images = inspect_tar(path)
         if not images:
             raise InputError(f"{path} must have images KEY.SUFFIX, without dots in KEY, got none")
