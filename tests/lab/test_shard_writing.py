@@ -46,8 +46,7 @@ def test_images_in_memory_are_written_as_png_in_similar_shards(tmp_path):
     originals = {splits.train.name(index): index for index in range(len(splits.train))}
     for index in range(0, len(train), 100):
         image, label = splits.train.load(originals[f"digits/{train.key(index)}"])
-        assert train.load(index)[0].tobytes() == image.tobytes()
-        assert train.load(index)[1] == label
+        assert (train.load(index)[0].tobytes(), train.load(index)[1]) == (image.tobytes(), label)
         assert train.name(index).endswith(".png")
 
 
@@ -142,10 +141,10 @@ def test_webdataset_reads_our_shards(shards):
         assert (image.tobytes(), label) == (expected_image.tobytes(), expected_label)
 
 
-def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path, two_classes):
+def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path, two_classes, monkeypatch):
     webdataset = pytest.importorskip("webdataset")
     png = (two_classes / "dark/00.png").read_bytes()
-    for shard, count in (("train-0", 3), ("train-1", 2), ("Valid-0", 2)):
+    for shard, count in (("train-0", 3), ("train-1", 2), ("train-2", 0), ("Valid-0", 2)):
         with webdataset.TarWriter(str(tmp_path / f"{shard}.tar")) as writer:
             for number in range(count):
                 sample = {"png": png, "cls": number, "json": {"width": 8}, "txt": "a caption"}
@@ -156,6 +155,9 @@ def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path, two_classes
     assert [splits.train.load(index)[1] for index in range(5)] == [0, 1, 2, 0, 1]
     assert verify_shards(str(tmp_path))[1] == []
     with pytest.raises(InputError, match="exists; remove it"):
+        index_shards(tmp_path)
+    monkeypatch.setattr("os.access", lambda *arguments: False)
+    with pytest.raises(InputError, match="must be a writable folder"):
         index_shards(tmp_path)
 
 
