@@ -1,7 +1,7 @@
 """Shards at a URL with any scheme of fsspec (http, s3, ...): downloads into a cache of the user, with retries.
 
-Retries are reported on stderr. Credentials are configured in fsspec (environment variables FSSPEC_...).
-`lambdanets.data.shards` finds this module by name.
+Retries are reported on stderr. Credentials are configured in fsspec (environment variables FSSPEC_...), for http also
+in ~/.netrc. `lambdanets.data.shards` finds this module by name.
 """
 
 import contextlib
@@ -134,7 +134,7 @@ def _with_retries(url: str, function: Callable[[], T]) -> T:
 
 
 def _file_system(url: str) -> Any:
-    """Return a new fsspec file system at each call, because a cached one does not work after a fork."""
+    """Return the file system of fsspec, which has one for each process and thread."""
     options = {}
     if url.startswith(("http://", "https://")):
         import aiohttp
@@ -142,5 +142,6 @@ def _file_system(url: str) -> Any:
         # aiohttp's default timeout of 5 minutes per file is too short for a large shard
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
         configured = [fsspec.config.conf.get(scheme, {}).get("client_kwargs", {}) for scheme in ("http", "https")]
-        options["client_kwargs"] = {"timeout": timeout, **configured[0], **configured[1]}
+        # trust_env: proxies in http_proxy and https_proxy, and ~/.netrc, are used, as by other tools
+        options["client_kwargs"] = {"timeout": timeout, "trust_env": True, **configured[0], **configured[1]}
     return fsspec.core.url_to_fs(url, **options)[0]

@@ -43,11 +43,11 @@ def confidence_interval(differences: Sequence[float], confidence: float = 0.95) 
 
 def format_difference(differences: Sequence[float], digits: int = 2) -> str:
     """Format the mean and its 95% interval, such as "+1.50 (-0.02 to +3.01)"; only the mean of a single difference."""
-    mean = f"{statistics.fmean(differences):+.{digits}f}"
+    mean = f"{statistics.fmean(differences):+z.{digits}f}"
     if len(differences) < 2:
         return mean
     low, high = confidence_interval(differences)
-    return f"{mean} ({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"{mean} ({low:+z.{digits}f} to {high:+z.{digits}f})"
 
 
 def processors(runs: Iterable[Mapping[str, Any]]) -> str:

@@ -49,7 +49,7 @@ from lambdanets.work import WorkFolder
 from lambdanets_lab.remote import download
 
 _OPTIONS = ".options.json"  # those that the shards were written with
-_reading = threading.Lock()  # image sets are not made for several threads
+_reading = threading.Lock()  # datasets of other packages are not made for several threads
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,7 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
             try:
                 content, suffix = _read(split, index, check)
             except UnreadableImage as error:
-                with _reading:
-                    unreadable.append(f"{error.path}: {error.reason}")
+                unreadable.append(f"{error.path}: {error.reason}")
                 continue
             _add_member(tar, split.keys[index] + suffix, content)
             if split.labels[index] != UNLABELED:
@@ -223,9 +222,8 @@ def _write(split: _Split, number: int, path: Path, check: bool, stopped: threadi
 
 def _read(split: _Split, index: int, check: bool) -> tuple[bytes, str]:
     """Return the file content and suffix of an image; with check, decode it once. Raises UnreadableImage."""
-    with _reading:
-        file = split.images.file(index)
-        content = _encoded(file)
+    file = split.images.file(index)
+    content = _encoded(file)
     if check:
         read_image(io.BytesIO(content), str(file))
     return content, PurePosixPath(str(file)).suffix.lower() or ".png"  # of an image that is in no file
@@ -235,7 +233,9 @@ def _encoded(file: ImageFile) -> bytes:
     """Return the content of an image file; an image of a dataset as PNG. Raises UnreadableImage."""
     if isinstance(file, DatasetItem):
         content = io.BytesIO()
-        read_image(file).save(content, "PNG")
+        with _reading:
+            image = read_image(file)
+        image.save(content, "PNG")
         return content.getvalue()
     try:
         with open_image(file) as stream:
@@ -256,27 +256,26 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     classes: class names, by default the class indices.
 
     Files with the name of a validation or test split are the validation split, all others the training split. Either
-    all images or none must have a class index in `KEY.cls`. Other members (.json, .txt, ...) are ignored. Returns the
-    content of shards.json.
+    all images or none must have a class index in `KEY.cls`. Other members (.json, .txt, ...) are ignored, and tars
+    without images are left out. Returns the content of shards.json.
 
-    Raises InputError for a folder without tar files, for validation and test tars together, for a tar that is damaged
-    or has no images, for a class that is not a number or has no name, and if only some images have a class.
+    Raises InputError for a folder that is not writable or has no training images in tars, for validation and test tars
+    together, for a damaged tar, for a class that is not a number or has no name, and if only some images have a class.
     """
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise InputError(f"folder must be a writable folder of tar files, or of links to them, got {str(folder)!r}")
     if (folder / SHARD_LIST).exists():
         raise InputError(f"{folder / SHARD_LIST} exists; remove it to write it again")
-    if not folder.is_dir():
-        raise InputError(f"folder must be a folder of tar files, got {str(folder)!r}, which does not exist")
     paths = sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
     roles = {path: parse_name(path.stem).role for path in paths}
     if {VALIDATION, TEST} <= set(roles.values()):
         raise InputError(f"{folder} must have tar files of a validation or of a test split, got both; move one away")
     splits: dict[str, list[Shard]] = {"train": [], "validation": []}
     labels: set[int | None] = set()
-    for path in paths:
+    for path in track(paths, "indexing", len(paths), "shards"):
         shard, images = inspect_tar(path)
-        if not images:
-            raise InputError(f"{path} must have images KEY.SUFFIX, without dots in KEY, got none")
-        splits["validation" if roles[path] in (VALIDATION, TEST) else "train"].append(shard)
+        if images:  # a download may have failed for all images of a shard
+            splits["validation" if roles[path] in (VALIDATION, TEST) else "train"].append(shard)
         for image in images:
             label = parse_class(image.label)
             if image.label and label is None:
@@ -285,7 +284,7 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     if None in labels and len(labels) > 1:
         raise InputError(f"all images in {folder} or none must have a class (.cls), got both")
     if not splits["train"]:
-        raise InputError(f"{folder} must have tar files of training images, got none")
+        raise InputError(f"{folder} must have tar files of training images KEY.SUFFIX, got none")
     count = max((label + 1 for label in labels if label is not None), default=0)
     names = tuple(map(str, range(count))) if classes is None else tuple(classes)
     if len(names) < count or (names and not count):

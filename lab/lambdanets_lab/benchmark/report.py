@@ -92,7 +92,7 @@ def draw_layer_times(rows: Sequence[Row]) -> Figure:
             x = shapes.index(row.sizes["shape"]) + offset
             median, lower, upper = summarize(row.seconds)
             spread = [[(median - lower) / median * ratio], [(upper - median) / median * ratio]]
-            color, marker = _color_and_marker(row.candidate, names)
+            color, marker = color_and_marker(row.candidate, names)
             handles[_LABELS.get(row.candidate, row.candidate)] = axis.errorbar(
                 x, ratio, spread, fmt=marker, color=color, capsize=3
             )
@@ -124,7 +124,7 @@ def draw_scaling(rows: Sequence[Row]) -> Figure:
             sizes = [row.sizes["n"] for row in points]
             exponent = exponents.get((name, setting, phase))
             label = name if exponent is None else f"{name}: n^{exponent:.2f}"
-            color, marker = _color_and_marker(name, names)
+            color, marker = color_and_marker(name, names)
             style: dict[str, Any] = {"color": color, "marker": marker}
             time_axes.plot(sizes, [summarize(row.seconds).median * 1e3 for row in points], label=label, **style)
             memory_axes.plot(sizes, [(row.peak_bytes or 0) / 2**20 for row in points], **style)
@@ -162,8 +162,8 @@ def fit_exponents(rows: Sequence[Row]) -> dict[tuple[str, str, str], float]:
     return exponents
 
 
-def _color_and_marker(name: str, names: Sequence[str]) -> tuple[str, str]:
+def color_and_marker(name: str, names: Sequence[str]) -> tuple[str, str]:
     if name == OURS:
         return plot_style.OURS, "o"
-    baselines = [other for other in names if other != OURS]
-    return BASELINES[baselines.index(name) % len(BASELINES)]
+    repeats, number = divmod([other for other in names if other != OURS].index(name), len(BASELINES))
+    return BASELINES[number][0], BASELINES[(number + repeats) % len(BASELINES)][1]

@@ -14,7 +14,6 @@ from lambdanets.ops.position.choose import ALGORITHMS, choose
 from lambdanets_lab.benchmark.measurement import Case, Prepared, Row
 from lambdanets_lab.benchmark.options import Scaling
 from lambdanets_lab.benchmark.peers import Skipped
-from lambdanets_lab.timing import summarize
 
 ATTENTION = "sdpa"  # scaled_dot_product_attention over all positions, without a position term
 NAMES = [*ALGORITHMS, ATTENTION]
@@ -63,10 +62,10 @@ def _case(
             row
             for row in rows
             if row.candidate == candidate
-            and row.seconds
+            and row.median
             and (row.sizes["setting"], row.sizes["pass"]) == (setting, phase)
         ]
-        if smaller and (seconds := summarize(smaller[-1].seconds).median) > options.seconds / 4:
+        if smaller and (seconds := smaller[-1].median or 0.0) > options.seconds / 4:
             reason = f"takes {seconds:.1f} s for n = {smaller[-1].sizes['n']}"
             raise Skipped(f"{reason}, more than a quarter of --seconds {options.seconds:g}")
         function: Callable[..., Tensor] = attend if candidate == ATTENTION else functools.partial(interact, candidate)

@@ -112,7 +112,7 @@ def _index(options: Shard) -> int:
     folder, names = Path(options.data), None
     if options.classes is not None:
         try:
-            names = options.classes.read_text(encoding="utf-8").rstrip().splitlines()
+            names = options.classes.read_text(encoding="utf-8-sig").rstrip().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"classes must be a readable text file, got {options.classes}: {error}") from error
     shard_list = index_shards(folder, names)

@@ -48,7 +48,7 @@ def label_shards(
 
     Images are preprocessed as in the teacher's evaluation. Shards that already have a table or are locked by another
     process are skipped. Thus several processes, such as one per GPU under torchrun, can use the same folder, and each
-    shard is labeled once. If a process is killed, another one labels its shard.
+    shard is labeled once. If a process is killed, the next call labels its shard.
 
     The arguments are those of `lambdanets pseudo-label`.
 

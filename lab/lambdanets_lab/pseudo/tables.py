@@ -1,10 +1,10 @@
 """Tables of pseudo-labels, and the selection of the labels to train on.
 
-A folder of labels has pseudo-labels.json and one Parquet file per shard of images. A table has one row per image with
-the columns `key` (name of the image in the shard, unique in the dataset), `position` (index of the image in the shard),
-`class` and `confidence` (the most probable class and its probability), `classes` and `probabilities` (the `top` most
-probable classes, in descending order of probability). Tables of a selection also have the column `copies`: how often
-the image is in the selection.
+A folder of labels has pseudo-labels.json and one Parquet file per shard. A table has one row per readable image with
+the columns `key` (WebDataset key of the image), `position` (index of the image in the shard), `class` and `confidence`
+(the most probable class and its probability), `classes` and `probabilities` (the `top` most probable classes, in
+descending order of probability). Tables of a selection also have the column `copies`: how often the image is in the
+selection.
 
 Noisy Student (Xie et al. 2020) selects labels with a confidence above 0.3, and of these the 130,000 most confident
 images of each class; images of classes with fewer are repeated.

@@ -13,11 +13,10 @@ from lambdanets_lab import paper_models
 from lambdanets_lab.benchmark import layer, model, scaling
 from lambdanets_lab.benchmark import run as benchmark
 from lambdanets_lab.benchmark.measurement import Row
-from lambdanets_lab.benchmark.report import fit_exponents
+from lambdanets_lab.benchmark.report import color_and_marker, fit_exponents
 from lambdanets_lab.benchmark.run import RESULTS
 
 QUICK = ["--repeats", "3", "--seconds", "0.01", "--device", "cpu", "--threads", "2"]
-OURS_AND_CONVOLUTION = ["--candidates", "lambdanets", "convolution"]
 COMMANDS = {
     "layer": ["--shapes", "4x5x8", "--scopes", "3", "--batch-size", "2", *QUICK],
     "model": ["--image-size", "64", "--batch-size", "2", "--patterns", "CCCL", "--scope", "3", *QUICK],
@@ -63,7 +62,7 @@ def test_interrupted_benchmark_keeps_finished_cases_and_resumes(tmp_path, capsys
             os.kill(os.getpid(), signal.SIGINT)
         return measure_case(case, *arguments, **options)
 
-    arguments = ["benchmark", "layer", *COMMANDS["layer"], *OURS_AND_CONVOLUTION, "--out", str(out)]
+    arguments = ["benchmark", "layer", *COMMANDS["layer"], "--candidates", "lambdanets", "timm", "--out", str(out)]
     with monkeypatch.context() as patch:
         patch.setattr(benchmark, "measure_case", with_signal)
         assert main(arguments) == 130
@@ -86,10 +85,8 @@ def test_tables_show_the_measured_speeds(tmp_path, capsys):
     command = "benchmark tables --tables 12 13 --candidates C-C-C-C C-C-C-L --batch-size 2 --image-size 32"
     assert main([*command.split(), *QUICK, "--out", str(out)]) == 0
     results = json.loads((out / RESULTS).read_text())
-    assert [(row["sizes"], row["candidate"]) for row in results["rows"]] == [
-        ({"table": "12", "pass": "inference"}, "C-C-C-C"),
-        ({"table": "12", "pass": "inference"}, "C-C-C-L"),
-    ]
+    rows = [(*row["sizes"].values(), row["candidate"]) for row in results["rows"]]
+    assert rows == [("12", "inference", "C-C-C-C"), ("12", "inference", "C-C-C-L")]
     assert all(row["peak_bytes"] > 2 * 3 * 32 * 32 for row in results["rows"])
     assert all(len(row["seconds"]) == 3 for row in results["rows"])
     header = next(line for line in capsys.readouterr().out.splitlines() if "images/s" in line)
@@ -111,3 +108,7 @@ def test_exponent_is_fitted_to_the_larger_half_of_sizes():
     sizes, times = {"setting": "square map", "pass": "inference"}, {16: 1.0, 64: 1.0, 256: 2.0, 1024: 8.0}
     rows = [Row(sizes | {"n": n}, "convolution", seconds=[seconds]) for n, seconds in times.items()]
     assert fit_exponents(rows) == {("convolution", "square map", "inference"): pytest.approx(1.0)}
+
+
+def test_layers_in_a_figure_differ_in_color_or_marker():
+    assert len({color_and_marker(name, layer.NAMES) for name in layer.NAMES}) == len(layer.NAMES)

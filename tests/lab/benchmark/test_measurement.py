@@ -37,9 +37,8 @@ def failing(error):
 def test_only_correct_candidates_are_timed():
     runs = []
     wrong = candidate(0.2, lambda: runs.append("wrong"))
-    rows = measure(
-        a=failing(Skipped("not installed")), b=failing(RuntimeError("no\nkernel")), c=wrong, d=candidate(1e-6)
-    )
+    missing, broken = failing(Skipped("not installed")), failing(RuntimeError("no\nkernel"))
+    rows = measure(a=missing, b=broken, c=wrong, d=candidate(1e-6))
     reason = "wrong: output has a relative error of 2.0e-01, the tolerance is 1e-04"
     assert [row.skip_reason for row in rows] == ["not installed", "RuntimeError: no kernel", reason, None]
     assert [len(row.seconds) >= 3 for row in rows] == [False, False, False, True]
@@ -62,8 +61,7 @@ def test_peak_is_the_sum_of_simultaneous_allocations():
         torch.empty(2 * MIB, dtype=torch.uint8)
 
     assert peak_bytes(work, CPU) == 3 * MIB
-    before = torch.ones(MIB)
-    assert peak_bytes(lambda: before.sigmoid_(), CPU) == 0
+    assert peak_bytes(torch.ones(MIB).sigmoid_, CPU) == 0
 
 
 def test_sizes_of_scaling_that_take_too_long_are_skipped():

@@ -19,10 +19,8 @@ def test_blocks_10_and_16_have_lambda_layers_with_query_depth_8():
     assert sum(parameter.numel() for parameter in model.parameters()) == 3_208_360
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LambdaLayer2d)}
     assert list(layers) == ["blocks.3.3.mixer", "blocks.5.2.mixer"]
-    assert [(layer.dim, layer.query_depth, layer.heads, layer.embedding.scope) for layer in layers.values()] == [
-        (64, 8, 4, (5, 5)),
-        (160, 8, 4, (5, 5)),
-    ]
+    sizes = [(layer.dim, layer.query_depth, layer.heads, layer.embedding.scope) for layer in layers.values()]
+    assert sizes == [(64, 8, 4, (5, 5)), (160, 8, 4, (5, 5))]
 
 
 def test_lambda_block_is_initialized_as_identity():

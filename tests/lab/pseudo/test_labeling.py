@@ -31,19 +31,17 @@ def test_labels_are_the_teachers_most_probable_classes(teacher, shards, tmp_path
     classifier = load(teacher)
     transform = classifier.card.preprocessing.transform()
     images = open_shards(str(shards))["train"]
-    index = 0
-    for name in SHARDS:
-        for row in read_table(tmp_path / f"out/{name}.parquet").to_pylist():
-            image = transform(images.load(index)[0])
-            with torch.inference_mode():
-                logits = classifier.model(image[None].to(next(classifier.model.parameters()).device))[0]
-            expected = logits.double().softmax(0).sort(descending=True)
-            assert (row["key"], row["position"]) == (images.key(index), index % 2)
-            assert row["classes"] == expected.indices[:3].tolist()
-            np.testing.assert_allclose(row["probabilities"], expected.values[:3].cpu(), atol=1e-5)
-            assert (row["class"], row["confidence"]) == (row["classes"][0], row["probabilities"][0])
-            index += 1
-    assert index == 16
+    rows = [row for name in SHARDS for row in read_table(tmp_path / f"out/{name}.parquet").to_pylist()]
+    assert len(rows) == 16
+    for index, row in enumerate(rows):
+        image = transform(images.load(index)[0])
+        with torch.inference_mode():
+            logits = classifier.model(image[None].to(next(classifier.model.parameters()).device))[0]
+        expected = logits.double().softmax(0).sort(descending=True)
+        assert (row["key"], row["position"]) == (images.key(index), index % 2)
+        assert row["classes"] == expected.indices[:3].tolist()
+        np.testing.assert_allclose(row["probabilities"], expected.values[:3].cpu(), atol=1e-5)
+        assert (row["class"], row["confidence"]) == (row["classes"][0], row["probabilities"][0])
 
 
 def test_interrupted_labeling_resumes_with_the_next_shard(teacher, shards, tmp_path, monkeypatch):
