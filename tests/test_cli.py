@@ -71,7 +71,7 @@ def test_an_interrupted_run_is_resumed_on_the_same_number_of_devices(tmp_path, m
 
 
 ERRORS = [
-    ("predict MODEL", "IMAGES must be at least one file or folder, got none"),
+    ("predict MODEL", "images must be given, got none"),
     ("predict nowhere IMAGE", "nowhere must be a run folder"),
     ("predict MODEL TEXT --out new", "0 of 1 image could be read"),
     ("predict classification IMAGE --out nowhere/x.jsonl", "nowhere/x.jsonl: No such file or directory"),

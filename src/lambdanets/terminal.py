@@ -19,14 +19,11 @@ def printable(text: object) -> str:
 
     Names of files and classes are drawn and printed in this form: other libraries reject surrogates.
     """
-    string = str(text)
-    if string.isprintable():
-        return string
     return "".join(
         char.encode("unicode_escape").decode()
         if unicodedata.category(char) in _ESCAPED_CATEGORIES and char not in _JOINERS
         else char
-        for char in string
+        for char in str(text)
     )
 
 

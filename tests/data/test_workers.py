@@ -30,16 +30,15 @@ def make_load_hang(monkeypatch: pytest.MonkeyPatch) -> Semaphore:
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_close_shuts_workers_down_and_kills_hanging_ones(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+def test_exit_shuts_workers_down_and_kills_hanging_ones(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
     hanging = make_load_hang(monkeypatch) if hangs else None
     other_processes = multiprocessing.active_children()
-    batches = loader(images(12), workers=2)
-    next(iter(batches))
-    workers = [process for process in multiprocessing.active_children() if process not in other_processes]
-    assert len(workers) == 2
-    if hanging is not None:
-        assert all(hanging.acquire(timeout=30) for _ in workers)
-    batches.close()
+    with loader(images(12), workers=2) as batches:
+        next(iter(batches))
+        workers = [process for process in multiprocessing.active_children() if process not in other_processes]
+        assert len(workers) == 2
+        if hanging is not None:
+            assert all(hanging.acquire(timeout=30) for _ in workers)
     # PyTorch itself would wait 5 seconds for each worker and then send SIGTERM, which the workers ignore
     assert [worker.exitcode for worker in workers] == [-9 if hangs else 0] * 2
 

@@ -36,7 +36,7 @@ class PredictOptions:
     """
 
     model: Model
-    images: Annotated[tuple[str, ...], POSITIONAL] = ()
+    images: Annotated[tuple[str, ...], POSITIONAL]
     """Image files and folders."""
     out: Path | None = None
     """New file of a classifier in JSON Lines format (.jsonl), by default predictions.jsonl; new folder of other models,
@@ -67,8 +67,6 @@ def main(arguments: list[str]) -> None:
     options = parse(PredictOptions, arguments, "predict")
     if (out := options.out) is not None:
         WorkFolder(out, file=_JOURNAL).is_started() if out.is_dir() else check_new_file(out)
-    if not options.images:
-        raise InputError("IMAGES must be at least one file or folder, got none")
     from lambdanets.data.image_search import describe_left_out, find_images
 
     find_images(options.images, accepts=bool)  # reports missing files before PyTorch is imported

@@ -71,8 +71,8 @@ class Batches(AbstractContextManager["Batches"]):
     micro-batches. The last step of an epoch may be smaller; it is dropped if a micro-batch would have too few images.
     In validation, each rank yields every world_size-th image of the set.
 
-    Workers persist between epochs: use the batches in a `with` block, or call `close`. They also exit when their
-    parent process is killed.
+    Workers persist between epochs: use the batches in a `with` block. They also exit when their parent process is
+    killed.
 
     Raises InputError for an empty set, and for fewer training images than a step needs.
     """
@@ -139,9 +139,6 @@ class Batches(AbstractContextManager["Batches"]):
             raise RuntimeError("DataLoader worker exited unexpectedly") from error
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Shut down the workers, which ignore signals, and kill those that have not exited after 3 seconds."""
         iterator: Any = self._loader._iterator
         if iterator is None:

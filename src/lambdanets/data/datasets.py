@@ -22,7 +22,6 @@ from lambdanets.errors import InputError, first_few, one_line
 from lambdanets.files import nfc
 
 _TIMM_PREFIXES = ("torch/", "hfds/")  # timm's other sets have no random access
-_Opened = tuple[LabeledImages, LabeledImages | None, Counter[str]]
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def open_evaluation_images(
     return train, f"all of {train.source}, which has no validation split{other}", left_out
 
 
-def _open(data: str, root: str | None) -> _Opened:
+def _open(data: str, root: str | None) -> tuple[LabeledImages, LabeledImages | None, Counter[str]]:
     """Open the training and the validation set, or None, and count the files that are left out."""
     if root is not None and not is_timm_name(data):
         raise InputError(f"data_root is for timm datasets such as 'torch/cifar10', got data '{data}'")

@@ -59,11 +59,11 @@ def list_files(
 
     Hidden files and folders are skipped (see `is_hidden`), and the output folders of this package, which have figures
     of images. Links to folders are followed, except to a folder above. Returns also the number of files that are left
-    out, by reason. Raises InputError for an invalid tar.
+    out, by reason. Raises InputError for an incomplete or invalid tar.
     """
     left_out = Counter[str]()
-    files: Sequence[tuple[PurePath, Path | TarMember]]
-    files = sorted(_walk(source, left_out)) if source.is_dir() else files_in_tar(source, left_out)
+    files: list[tuple[PurePath, Path | TarMember]]
+    files = sorted(_walk(source, left_out) if source.is_dir() else _tar_members(source, left_out))
     left_out.update(path.suffix.lower() or "without a suffix" for path, _ in files if not accepts(path.name))
     return [(path, file) for path, file in files if accepts(path.name)], left_out
 
@@ -128,19 +128,15 @@ def iterate_tar(
         raise tarfile.ReadError(f"it is truncated, damaged or followed by another tar at byte {tar.offset}{advice}")
 
 
-def files_in_tar(tar: Path, left_out: Counter[str]) -> list[tuple[PurePosixPath, TarMember]]:
-    """Return path and position of the files of an uncompressed tar and its nested tars, sorted by path.
-
-    A nested tar is a folder, whose name has no suffix. Of members with the same name, the last counts. Raises
-    InputError for an incomplete or invalid tar.
-    """
+def _tar_members(tar: Path, left_out: Counter[str]) -> list[tuple[PurePath, TarMember]]:
+    """Return the files of a tar and its nested tars. A nested tar is a folder, whose name has no suffix."""
     open_tar = functools.partial(open_regular, tar)
     with open_tar() as file:
-        try:
+        try:  # of members with the same name, the last counts
             members = {name: TarMember(f"{tar}/{name}", open_tar, *span) for name, *span in iterate_tar(file, left_out)}
         except (OSError, tarfile.TarError) as error:
             raise InputError(f"{tar} must be a complete, uncompressed tar: {one_line(error)}") from error
-    return sorted((PurePosixPath(re.sub(r"(?i)\.tar/", "/", name)), member) for name, member in members.items())
+    return [(PurePosixPath(re.sub(r"(?i)\.tar/", "/", name)), member) for name, member in members.items()]
 
 
 def find_images(

@@ -1,14 +1,13 @@
 """Random access to images in WebDataset shards: tars that are listed in shards.json."""
 
 import hashlib
-import importlib
 import io
 import itertools
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from types import ModuleType
+from pkgutil import resolve_name
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from lambdanets.terminal import plural
 
 SHARD_LIST = "shards.json"
 UNLABELED = -1
+_REMOTE = "lambdanets_lab.remote"  # shards at URLs
 _Count = Annotated[int, Field(ge=0, lt=2**50)]  # sums of such numbers fit into int64
 
 
@@ -64,22 +64,18 @@ class ShardList:
 def open_shard(location: str, shard: Shard) -> BinaryIO:
     """Open a shard in a folder, or a downloaded copy of one at a URL. Raises OSError."""
     path = f"{location}/{shard.name}"
-    return _remote().open_shard(path, shard) if is_url(location) else open_regular(path)
+    return resolve_name(f"{_REMOTE}:open_shard")(path, shard) if is_url(location) else open_regular(path)
 
 
 def read_shard_list(location: str) -> ShardList:
     """Read the shards.json of a folder or URL. Raises InputError if it cannot be read, or is invalid."""
     path = f"{location}/{SHARD_LIST}"
     try:
-        with io.BytesIO(_remote().read(path)) if is_url(location) else open_regular(path) as file:
+        with io.BytesIO(resolve_name(f"{_REMOTE}:read")(path)) if is_url(location) else open_regular(path) as file:
             content = file.read()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {describe_error(error)}") from error
     return parse_json(content, ShardList, f"{path} is not a valid {SHARD_LIST}")
-
-
-def _remote() -> ModuleType:
-    return importlib.import_module("lambdanets_lab.remote")
 
 
 def is_url(location: str) -> bool:

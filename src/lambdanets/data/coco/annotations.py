@@ -224,9 +224,8 @@ def read_annotations(path: Path, known: Collection[int] = ()) -> AnnotatedImages
             f"'{path}' must have mostly valid annotations, got {dropped} of {total} that cannot be used: "
             f"{'; '.join(problems.lines())}; repair or remove them: boxes alone are not enough, objects need outlines"
         )
-    if 2 * len(problems.get(_BOX, ())) > total - dropped - len(
-        problems.get(_NO_BOX, ())
-    ):  # such as corners, some of which agree by chance
+    num_boxes = total - dropped - len(problems.get(_NO_BOX, ()))
+    if 2 * len(problems.get(_BOX, ())) > num_boxes:  # such as corners, some of which agree by chance
         for image in images.values():
             boxes = (box_and_area(obj.segmentation, image.height, image.width)[0] for obj in objects[image.id])
             objects[image.id] = [replace(obj, box=box) for obj, box in zip(objects[image.id], boxes, strict=True)]
