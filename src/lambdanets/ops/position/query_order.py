@@ -108,10 +108,6 @@ class QueryOrder(MapAlgorithm):
         x = x.unflatten(0, (columns.num_tiles, -1)).permute(1, 2, 0, 4, 5, 3)  # (b, S_1, J, u, v, w_2)
         return columns.add_windows(x, 2).flatten(1, 2).transpose(2, 3)
 
-    def _window(self, packed_values: Tensor, row: int) -> Tensor:
-        """The values ((J, b), window, v) of a row of tiles."""
-        return packed_values.narrow(1, row * self.rows.tile, self.rows.window).flatten(1, 2)
-
     def derive_maps(
         self, grad_output: Tensor | None, queries: Tensor, prepared: Prepared, values: Tensor, needs: Needs
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
@@ -125,7 +121,8 @@ class QueryOrder(MapAlgorithm):
         grad_block = torch.zeros_like(block, dtype=wide) if needs.table else None
         grad_values = torch.zeros_like(windows, dtype=wide) if needs.values else None
         for row, tile_queries in enumerate(packed):
-            window = self._window(windows, row)
+            section = row * self.rows.tile, self.rows.window
+            window = windows.narrow(1, *section).flatten(1, 2)  # ((J, b), positions of the window, v)
             if needs.output or needs.values:
                 logits = torch.bmm(tile_queries, block).view(-1, len(windows), block.shape[2])
             if needs.output:
@@ -133,7 +130,7 @@ class QueryOrder(MapAlgorithm):
             if grads is None:
                 continue
             if grad_values is not None:
-                grad_window = grad_values.narrow(1, row * self.rows.tile, self.rows.window)
+                grad_window = grad_values.narrow(1, *section)
                 grad_window += torch.bmm(logits.permute(1, 2, 0), grads[row]).view(grad_window.shape)
             if grad_queries is None and grad_block is None:
                 continue
