@@ -43,12 +43,12 @@ def random_transforms(
 ) -> Transforms:
     """Tiles also of small maps, with transforms of any length that is long enough."""
     if len(sides) == 1:
-        tile = r.randint(1 + sides[0] // 8, sides[0])
-        first = cheapest_transform(r.randint(4, 20))
-        return Transforms((tile,), (first, cheapest_transform(max(4, -(-(tile + before[0] + after[0]) // first.n)))))
-    tile = tuple(r.randint(1 + side // 3, side) for side in sides)
-    axes = [cheapest_transform(t + b + a + r.randint(0, 3)) for t, b, a in zip(tile, before, after, strict=True)]
-    return Transforms(tile, (axes[0], axes[1]))
+        tile, first = r.randint(1 + sides[0] // 8, sides[0]), cheapest_transform(r.randint(4, 20))
+        second = cheapest_transform(max(4, -(-(tile + before[0] + after[0]) // first.n)))
+        return Transforms((1, tile), (first, second), lines=first.n)
+    rows, columns = tile = [r.randint(1 + side // 3, side) for side in sides]
+    lengths = [sum(sizes) + r.randint(0, 3) for sizes in zip(tile, before, after, strict=True)]
+    return Transforms((rows, columns), (cheapest_transform(lengths[0]), cheapest_transform(lengths[1])), lines=rows)
 
 
 def with_random_strides(r: random.Random, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import nn
 from lambdanets.adoption.trial import randomize
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import mask_rcnn
-from lambdanets.models.padding import padded_batch
+from lambdanets.models.padding import check_padded_batches, padded_batch
 
 SMALL_OPTIONS = {
     "pyramid_channels": 16,
@@ -165,7 +165,10 @@ def test_rejects_invalid_arguments(options, message):
 
 @pytest.mark.parametrize("backbone", ["ese_vovnet19b_dw", "densenet121"])
 def test_padding_can_be_hidden_in_networks_of_timm(backbone):
-    assert small_mask_rcnn(backbone).backbone.strides == (4, 8, 16, 32, 64)
+    pyramid = small_mask_rcnn(backbone).backbone
+    assert pyramid.strides == (4, 8, 16, 32, 64)
+    with torch.device("meta"):  # the caller's default device does not matter
+        check_padded_batches(pyramid, backbone, hide_padding=True)
 
 
 def test_networks_of_timm_may_have_one_channel():

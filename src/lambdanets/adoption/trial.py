@@ -27,6 +27,7 @@ def check_conversion(layer: nn.Module, family: Family) -> None:
         torch.enable_grad(),
         torch.random.fork_rng(devices=[]),
         torch.autocast("cpu", enabled=False),
+        torch.device("cpu"),
     ):
         torch.default_generator.manual_seed(0)  # torch.manual_seed would seed the GPUs as well
         theirs = randomize(copy.deepcopy(layer).to("cpu", torch.float64))
@@ -43,18 +44,18 @@ def check_conversion(layer: nn.Module, family: Family) -> None:
                 _compare(f"{name} after training, converted back,", tensor, converted_back[name])
 
 
-def randomize(layer: Any) -> Any:
+def randomize(layer: Any, generator: torch.Generator | None = None) -> Any:
     """Fill parameters and running statistics with random numbers of usual magnitudes."""
     with torch.no_grad():
         for name, tensor in layer.state_dict().items():
             if not tensor.is_floating_point():
                 continue
             if name.endswith("running_var"):
-                tensor.uniform_(0.5, 1.5)
+                tensor.uniform_(0.5, 1.5, generator=generator)
             elif tensor.ndim > 1:
-                tensor.normal_(0, max(tensor[0].numel(), 1) ** -0.5)
+                tensor.normal_(0, max(tensor[0].numel(), 1) ** -0.5, generator=generator)
             else:
-                tensor.normal_(0, 0.5)
+                tensor.normal_(0, 0.5, generator=generator)
     return layer
 
 

@@ -64,8 +64,7 @@ class ResNetBase(ResNet):
         if not small_images:
             return
         first = next(module for module in self.conv1.modules() if isinstance(module, nn.Conv2d))
-        factory_kwargs: dict[str, Any] = {"device": first.weight.device, "dtype": first.weight.dtype}
-        self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False, **factory_kwargs)
+        self.conv1 = nn.Conv2d(first.in_channels, self.bn1.num_features, 3, padding=1, bias=False).to(first.weight)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()
         self.feature_info = [info | {"reduction": max(info["reduction"] // 4, 1)} for info in self.feature_info]
@@ -128,8 +127,6 @@ class LambdaResNet(ResNetBase):
                 embedding=shared_embeddings.get(input_strides[conv]),
                 # timm replaces stride by dilation for output_stride; a lambda layer does not need the dilation
                 stride=conv.stride[0],
-                device=conv.weight.device,
-                dtype=conv.weight.dtype,
                 **layer_options,
             )
             if share_embeddings and isinstance(layer.embedding, RelativeEmbedding):

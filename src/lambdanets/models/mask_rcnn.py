@@ -253,8 +253,6 @@ def mask_rcnn(
         raise InputError(f"levels must have strides that double, got {strides[:-1]} of {backbone}")
     anchors = AnchorGenerator([round(anchor_scale * stride) for stride in strides], tuple(aspect_ratios))
     num_convs, fc_width = box_layers
-    # padding to a multiple of the largest stride makes the sides of each map those of the batch divided by its stride
-    defaults = {"min_size": image_size, "max_size": image_size, "rpn_score_thresh": _MIN_OBJECTNESS}
     model = MaskRCNN(
         pyramid_backbone,
         rpn_anchor_generator=anchors,
@@ -267,8 +265,8 @@ def mask_rcnn(
         mask_roi_pool=_roi_align(strides[:-1], 14),
         mask_head=MaskRCNNHeads(pyramid_channels, [pyramid_channels] * mask_layers, 1, norm_layer=nn.BatchNorm2d),
         mask_predictor=MaskRCNNPredictor(pyramid_channels, pyramid_channels, num_classes + 1),
-        size_divisible=strides[-1],
-        **defaults | options,
+        size_divisible=strides[-1],  # the sides of each map are then those of the batch divided by its stride
+        **{"min_size": image_size, "max_size": image_size, "rpn_score_thresh": _MIN_OBJECTNESS} | options,
     )
     # torchvision constructs the base classes, with all options
     model.rpn.__class__, model.transform.__class__ = _MaskedRPN, AnySizeTransform

@@ -223,11 +223,10 @@ def check_padded_batches(pyramid: Any, name: str, hide_padding: bool) -> None:
     # at the bottom with and without padding, at the right with more and less
     sizes = [(side, side * 5 // 8)]
     channels = next(pyramid.parameters()).shape[1]
-    images = torch.rand(1, channels, 2 * side, 3 * side, generator=torch.Generator().manual_seed(0)).double()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(1)  # torch.manual_seed would seed the GPUs as well
-        # at initialization, residual branches output 0, which would hide errors
-        network = randomize(copy.deepcopy(pyramid).double().eval())
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(1, channels, 2 * side, 3 * side, generator=generator, device="cpu").double()
+    # at initialization, residual branches output 0, which would hide errors
+    network = randomize(copy.deepcopy(pyramid).to("cpu", torch.float64).eval(), generator)
     try:
         with torch.no_grad(), padded_batch(sizes, images.shape[-2:]):
             more_padded = network(images)

@@ -28,9 +28,8 @@ class TiledQueryOrder(QueryOrder):
 
     def __init__(self, problem):
         super().__init__(problem)
-        self.rows, self.columns = (
-            axis._replace(tile=tile) for axis, tile in zip((self.rows, self.columns), self.tile, strict=True)
-        )
+        rows, columns = self.tile
+        self.rows, self.columns = self.rows._replace(tile=rows), self.columns._replace(tile=columns)
 
 
 class TiledRowTransform(RowTransform):

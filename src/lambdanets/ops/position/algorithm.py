@@ -75,11 +75,11 @@ class Needs(NamedTuple):
     output: that along g, which is y. queries, table, values, content: the gradients of the factors.
     """
 
-    output: bool
-    queries: bool
-    table: bool
-    values: bool
-    content: bool
+    output: bool = False
+    queries: bool = False
+    table: bool = False
+    values: bool = False
+    content: bool = False
 
 
 Factors = tuple[Tensor, Tensor, Tensor, Tensor | None]  # queries, table, values, content

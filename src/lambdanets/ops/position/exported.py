@@ -60,8 +60,9 @@ def _fixed_sides(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[
         return _convolution(queries, table, values, grid)
     dtype = accumulation_dtype(values.dtype)  # 16 bits would lose too much between the transforms
     prepared = table_block(maps.table(table), maps), *transforms(maps.columns, values.to(dtype))
-    output = row_transform(maps.split(queries.to(dtype)), prepared, maps.values(values.to(dtype)), maps)
-    return maps.join(output).to(table.dtype)
+    rows = maps.split(queries.transpose(1, 2).to(dtype))
+    output = row_transform(rows, prepared, maps.values(values.to(dtype)), maps)
+    return maps.join(output).transpose(1, 2).to(table.dtype)
 
 
 def _query_order(queries: Tensor, table: Tensor, values: Tensor, grid: Sequence[int]) -> Tensor:

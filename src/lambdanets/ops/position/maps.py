@@ -62,6 +62,10 @@ class Axis(NamedTuple):
         before = 0 if self.is_covered else self.before
         return before, (self.num_tiles - 1) * self.tile + self.window - before - self.side
 
+    def pad(self, x: Tensor, dim: int) -> Tensor:
+        """Complete the windows along a dimension of x by zeros."""
+        return x if self.is_covered else pad_axis(x, dim, *self.padding)
+
     def tiles(self, x: Tensor, dim: int) -> Tensor:
         """Split a dimension of x into tiles and their positions."""
         missing = self.num_tiles * self.tile - self.side
@@ -69,8 +73,7 @@ class Axis(NamedTuple):
 
     def windows(self, x: Tensor, dim: int) -> Tensor:
         """The windows of all tiles along a dimension of x, as a new last dimension."""
-        x = x if self.is_covered else pad_axis(x, dim, *self.padding)
-        return unfold(x, dim, self.num_tiles, self.window, self.tile)
+        return unfold(self.pad(x, dim), dim, self.num_tiles, self.window, self.tile)
 
     def add_windows(self, windows: Tensor, dim: int) -> Tensor:
         """The adjoint of `windows`."""
@@ -167,18 +170,17 @@ class Maps(NamedTuple):
         return self.rows.before * width + width - 1, self.rows.after * width + width - 1
 
     def split(self, x: Tensor) -> Tensor:
-        """Reshape (b, h, n, c) to maps (b, h, (y x), c), of which the slices are examples."""
+        """Reshape (b, n, h, c) to maps (b, (y x), h, c), of which the slices are examples."""
         if self.is_single:
             return x
-        x = pad_axis(x, 2, 0, self.missing).transpose(1, 2)
-        return x.unflatten(1, (self.slices.side, -1)).flatten(0, 1).transpose(1, 2)
+        return pad_axis(x, 1, 0, self.missing).unflatten(1, (self.slices.side, -1)).flatten(0, 1)
 
     def join(self, x: Tensor) -> Tensor:
         """The inverse of `split`."""
         if self.is_single:
             return x
-        x = x.transpose(1, 2).unflatten(0, (-1, self.slices.side)).flatten(1, 2)
-        return x.narrow(1, 0, x.shape[1] - self.missing).transpose(1, 2)
+        x = x.unflatten(0, (-1, self.slices.side)).flatten(1, 2)
+        return x.narrow(1, 0, x.shape[1] - self.missing)
 
     def values(self, values: Tensor) -> Tensor:
         """Reshape values (b, n, v, u) to maps (b, (y x), v, (dz u))."""
@@ -232,9 +234,9 @@ class MapAlgorithm(Algorithm):
     def derive_maps(
         self, grad_output: Tensor | None, queries: Tensor, prepared: Prepared, values: Tensor, needs: Needs
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """Compute the needed of the position term (b, h, n, v) of maps and gradients of queries, block and values.
+        """Compute the needed of the position term (b, n, h, v) of maps and gradients of queries, block and values.
 
-        queries: (b, h, n, k). values: (b, n, v, u). Gradients of block and values are in float32 or wider.
+        queries: (b, n, h, k). values: (b, n, v, u). Gradients of block and values are in float32 or wider.
         """
 
     def prepare(self, table: Tensor) -> Prepared:
@@ -246,25 +248,24 @@ class MapAlgorithm(Algorithm):
 
     def derive(self, grad_output: Tensor | None, inputs: Inputs, needs: Needs) -> Derivatives:
         maps, (queries, prepared, values, content) = self.maps, inputs
-        grad_maps = None if grad_output is None else maps.split(grad_output)
+        rows, grad_rows = queries.transpose(1, 2), None if grad_output is None else grad_output.transpose(1, 2)
+        grad_maps = None if grad_rows is None else maps.split(grad_rows)
         output, grad_queries, grad_block, grad_values = self.derive_maps(
-            grad_maps, maps.split(queries), prepared, maps.values(values), needs
+            grad_maps, maps.split(rows), prepared, maps.values(values), needs
         )
         return (
-            self._join_with_products(output, queries, content),
-            self._join_with_products(grad_queries, grad_output, None if content is None else content.mT),
+            self._join_with_products(output, rows, content),
+            self._join_with_products(grad_queries, grad_rows, None if content is None else content.mT),
             None if grad_block is None else (grad_block,),
             None if grad_values is None else maps.values_adjoint(grad_values),
             grad_of_content(queries, grad_output) if needs.content else None,
         )
 
     def _join_with_products(self, total: Tensor | None, rows: Any, matrices: Tensor | None) -> Tensor | None:
-        """Join maps, and add rows (b, h, n, i) @ matrices (b, i, j) in place, if they are (b, n, h, j) in memory."""
+        """Join maps (b, n, h, j), to (b, h, n, j), and add rows (b, n, h, i) @ matrices (b, i, j) in place."""
         if total is None:
             return None
         total = self.maps.join(total)
-        if matrices is None:
-            return total
-        flat_total, flat_rows = (x.transpose(1, 2).flatten(1, 2) for x in (total, rows))
-        product = flat_total.baddbmm_(flat_rows, matrices)
-        return product.unflatten(1, (-1, total.shape[1])).transpose(1, 2)
+        if matrices is not None:
+            total = total.flatten(1, 2).baddbmm_(rows.flatten(1, 2), matrices).unflatten(1, (-1, total.shape[2]))
+        return total.transpose(1, 2)

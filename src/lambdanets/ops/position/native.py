@@ -12,7 +12,7 @@ import platform
 import warnings
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -167,8 +167,7 @@ class Native(Algorithm):
         )
         axes = slice(2 if self.is_sequence else 1, 3)
         self.transforms: Transforms = choose_transforms(self.full[axes], self.before[axes], self.after[axes])
-        self.tile = (1, *self.transforms.tile) if self.is_sequence else self.transforms.tile
-        self.num_tiles = math.prod(-(-side // tile) for side, tile in zip(self.full[1:], self.tile, strict=True))
+        self.num_tiles = math.prod(-(-s // tile) for s, tile in zip(self.full[1:], self.transforms.tile, strict=True))
         points = math.prod(axis.n for axis in self.transforms.axes)
         wide, narrow, _ = library.lanes
         self._kernel = NARROW if 0 < p.value_depth % wide <= narrow and points < 65_536 else WIDE
@@ -196,7 +195,7 @@ class Native(Algorithm):
         p = self.problem
         n1, n2 = (axis.n for axis in self.transforms.axes)
         terms = p.intra_depth * (self.before[0] + 1 + self.after[0])  # products for a lambda
-        per_tile = self.transforms.instructions(self.tile[0]) + 6 * (terms - 1) * n1 * n2
+        per_tile = self.transforms.instructions + 6 * (terms - 1) * n1 * n2
         per_pair = self.full[0] * self.num_tiles * per_tile + 4 * p.num_positions * p.heads
         blocks = p.batch * -(-p.value_depth // self.lanes) * -(-p.query_depth // 2)
         multiply_adds = self.lanes * blocks * per_pair
@@ -232,30 +231,29 @@ class Native(Algorithm):
 
     def _describe(self, double: bool) -> tuple[_Problem, list[Any]]:
         """The struct of the kernel without tensors, and the arrays that it points to: twiddles, maybe in float64."""
-        p, axes = self.problem, self.transforms.axes
+        p, (tile, axes, lines) = self.problem, self.transforms
         c = _Problem(b=p.batch, h=p.heads, k=p.query_depth, v=p.value_depth, u=p.intra_depth)
         c.depth, c.H, c.W = self.full
         c.os_v = int(not p.channels_first)
         c.sequence, c.pairs = int(self.is_sequence), -(-p.query_depth // 2)
         for d in range(2):
-            c.tile[d], c.before[d], c.after[d] = self.tile[d], self.before[1 + d], self.after[1 + d]
-            c.tiles[d] = -(-self.full[1 + d] // self.tile[d])
+            c.tile[d], c.before[d], c.after[d] = tile[d], self.before[1 + d], self.after[1 + d]
+            c.tiles[d] = -(-self.full[1 + d] // tile[d])
         c.depth_before, c.depth_scope = self.before[0], self.before[0] + 1 + self.after[0]
         keep: list[Any] = []
         for axis, chosen in zip(c.axes, axes, strict=True):
             n, axis.n, axis.levels, axis.streamed = chosen.n, chosen.n, len(chosen.factors), 2**62
             axis.f[: axis.levels] = chosen.factors
             for level, factor in enumerate(chosen.factors[:-1]):
-                keep.append(twiddles(n, n // factor, factor, double))
+                keep.append(twiddles(n, factor, double))
                 axis.twiddles[level] = keep[-1].ctypes.data
                 n //= factor
         n1, n2 = (axis.n for axis in axes)
         if self.is_sequence:
-            keep.append(twiddles(n1 * n2, n1, n2, double))
+            keep.append(twiddles(n1 * n2, n2, double))
             c.cross = keep[-1].ctypes.data
         # Maps of a group fill half of the second-level cache. Two pairs share loads and stores of outputs.
-        rows = n1 if self.is_sequence else self.tile[0]
-        bytes_per_pair = rows * n2 * 2 * self.lanes * self.dtype.itemsize
+        bytes_per_pair = lines * n2 * 2 * self.lanes * self.dtype.itemsize
         group = max(4 if bytes_per_pair > 8 * _L2_BYTES else 2, _L2_BYTES // 2 // bytes_per_pair // 2 * 2)
         if group * bytes_per_pair > _MAX_SCRATCH_BYTES:
             group = 2
@@ -314,18 +312,15 @@ class Native(Algorithm):
             if c.grad_output:
                 self._library.run(c, self._kernel)
         if self.first is not None:
-            n, nothing = self.first.num_positions, Needs(False, False, False, False, False)
-            derive: Any = self.first.derive
+            n, derive = self.first.num_positions, cast(Any, self.first.derive)
             first = queries[:, :, :n], prepared[1:], values[:, :n], content
             last = queries[:, :, -n:], prepared[1:], values[:, -n:], None
             if output is not None:
-                output[:, :, :n] = derive(None, first, nothing._replace(output=True))[0]
+                output[:, :, :n] = derive(None, first, Needs(output=True))[0]
             if grad_output is not None and grad_queries is not None:
-                only_queries = nothing._replace(queries=True)
-                grad_queries[:, :, :n] = derive(grad_output[:, :, :n], first, only_queries)[1]
+                grad_queries[:, :, :n] = derive(grad_output[:, :, :n], first, Needs(queries=True))[1]
             if grad_output is not None and grad_values is not None:
-                only_values = nothing._replace(values=True)
-                grad_values[:, -n:] = derive(grad_output[:, :, -n:], last, only_values)[3]
+                grad_values[:, -n:] = derive(grad_output[:, :, -n:], last, Needs(values=True))[3]
         return output, grad_queries, None if grad_spectra is None else (grad_spectra,), grad_values, grad_content
 
 

@@ -15,15 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Vector operations of the codelet of each size, and the slowdown of those that need more than 32 registers.
-_OPERATIONS = dict(
-    zip(
-        (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16),
-        (4, 14, 16, 36, 40, 66, 57, 100, 92, 104, 204, 160, 178, 161),
-        strict=True,
-    )
-)
-_SPILLS = {12: 1.15, 13: 1.2, 14: 1.2, 15: 1.25, 16: 1.3}
+# Vector operations of the codelet of each size; those of more than 10 need more than 32 registers, which is slower.
+_OPERATIONS: dict[int, float] = {2: 4, 3: 14, 4: 16, 5: 36, 6: 40, 7: 66, 8: 57, 9: 100, 10: 92}
+_OPERATIONS |= {12: 1.15 * 104, 13: 1.2 * 204, 14: 1.2 * 160, 15: 1.25 * 178, 16: 1.3 * 161}
 _MAX_TWO_PASSES = 120  # above this length, three passes may be faster
 _MAX_LENGTH = max(_OPERATIONS) ** 3  # of an axis: three passes
 _MAX_SEQUENCE = _MAX_LENGTH**2 // 2  # of two axes, of which one is longer
@@ -42,16 +36,20 @@ class Transform(NamedTuple):
 
 
 class Transforms(NamedTuple):
-    """tile: outputs along each axis of the grid. axes: the two transformed axes, also of a sequence."""
+    """tile: rows and columns of outputs; a sequence is one row. axes: the two transformed axes, also of a sequence.
 
-    tile: tuple[int, ...]
+    lines: transforms along the second axis, one for each row of outputs or, of a sequence, for each point of the first.
+    """
+
+    tile: tuple[int, int]
     axes: tuple[Transform, Transform]
+    lines: int
 
-    def instructions(self, rows: int) -> float:
+    @property
+    def instructions(self) -> float:
         """Vector instructions for one pair of query depths and one tile: inverse transforms and products."""
         first, second = self.axes
-        lines = first.n if len(self.tile) == 1 else rows
-        return second.n * first.instructions + lines * second.instructions + 6 * first.n * second.n
+        return second.n * first.instructions + self.lines * second.instructions + 6 * first.n * second.n
 
 
 @lru_cache(maxsize=4096)
@@ -70,11 +68,7 @@ def _instructions(factors: tuple[int, ...]) -> float:
     """Instructions of the passes, and of the twiddles between them."""
     n = math.prod(factors)
     twiddles = 6 * (n - factors[1]) if len(factors) == 2 else 12 * n
-    return n * sum(map(_per_point, factors)) + twiddles
-
-
-def _per_point(size: int) -> float:
-    return _SPILLS.get(size, 1) * _OPERATIONS[size] / size + 2.4
+    return n * sum(_OPERATIONS[size] / size + 2.4 for size in factors) + twiddles
 
 
 @lru_cache(maxsize=1024)
@@ -97,53 +91,55 @@ def choose_transforms(sides: tuple[int, ...], before: tuple[int, ...], after: tu
     """Choose tiles and transforms of a sequence (one side) or a map (two sides), for a table with this reach."""
     if len(sides) == 1:
         return _sequence_transforms(sides[0], before[0], after[0])
-    axes, tile = [], []
-    for side, b, a in zip(sides, before, after, strict=True):
-        whole = side + max(b, a)
-        candidates = [(cheapest_transform(whole), side)] if whole <= _MAX_LENGTH else []
-        for length in _TILE_LENGTHS if side > _TILED_SIDE else ():
-            outputs = cheapest_transform(length).n - a - b
-            if 0 < outputs < side:
-                outputs = -(-side // -(-side // outputs))  # equal tiles
-                candidates.append((cheapest_transform(outputs + a + b), outputs))
-        if not candidates:
-            raise ValueError(f"supports sides with scope of at most {_MAX_LENGTH}, not {whole}")
-        costs = [
-            -(-side // outputs) * axis.instructions * (1.4 if axis.n > _CACHED_SIDE else 1)
-            for axis, outputs in candidates
-        ]
-        axis, outputs = candidates[costs.index(min(costs))]
-        axes.append(axis)
-        tile.append(outputs)
-    return Transforms(tuple(tile), (axes[0], axes[1]))
+    (rows, first), (columns, second) = map(_axis_of_map, sides, before, after)
+    return Transforms((rows, columns), (first, second), lines=rows)
+
+
+def _axis_of_map(side: int, before: int, after: int) -> tuple[int, Transform]:
+    """The outputs of a tile along an axis of a map, and their transform."""
+    whole = side + max(before, after)
+    candidates = [(side, cheapest_transform(whole))] if whole <= _MAX_LENGTH else []
+    for length in _TILE_LENGTHS if side > _TILED_SIDE else ():
+        outputs = cheapest_transform(length).n - before - after
+        if 0 < outputs < side:
+            outputs = -(-side // -(-side // outputs))  # equal tiles
+            candidates.append((outputs, cheapest_transform(outputs + before + after)))
+    if not candidates:
+        raise ValueError(f"supports sides with scope of at most {_MAX_LENGTH}, not {whole}")
+
+    def cost(candidate: tuple[int, Transform]) -> float:
+        outputs, transform = candidate
+        return -(-side // outputs) * transform.instructions * (1.4 if transform.n > _CACHED_SIDE else 1)
+
+    return min(candidates, key=cost)
 
 
 def _sequence_transforms(n: int, before: int, after: int) -> Transforms:
     whole = n + max(before, after)
-    candidates = [Transforms((n,), _sequence_axes(whole))] if whole <= _MAX_SEQUENCE else []
+    tiles = [(n, _sequence_axes(whole))] if whole <= _MAX_SEQUENCE else []
     for total in _TILE_POINTS:
         axes = _sequence_axes(total)
         outputs = axes[0].n * axes[1].n - before - after
         if 0 < outputs < n:
-            candidates.append(Transforms((outputs,), axes))
+            tiles.append((outputs, axes))
+    if not tiles:
+        raise ValueError(f"supports sequences with scope of at most {_MAX_SEQUENCE}, not {whole}")
 
     def cost(chosen: Transforms) -> float:
         points = chosen.axes[0].n * chosen.axes[1].n
         slowdown = 1 + 0.15 * max(0.0, math.log2(points / _CACHED_POINTS))
         loads_and_stores = 6 * points
-        return -(-n // chosen.tile[0]) * (chosen.instructions(rows=1) + loads_and_stores) * slowdown
+        return -(-n // chosen.tile[1]) * (chosen.instructions + loads_and_stores) * slowdown
 
-    if not candidates:
-        raise ValueError(f"supports sequences with scope of at most {_MAX_SEQUENCE}, not {whole}")
-    return min(candidates, key=cost)
+    return min((Transforms((1, outputs), axes, lines=axes[0].n) for outputs, axes in tiles), key=cost)
 
 
 @lru_cache(maxsize=4096)  # plans of other lengths of a sequence have the same few hundred
-def twiddles(n: int, rows: int, columns: int, double: bool) -> NDArray[Any]:
-    """exp(-2 pi i a b / n) as [a < rows][b < columns], rounded from float64.
+def twiddles(n: int, columns: int, double: bool) -> NDArray[Any]:
+    """exp(-2 pi i a b / n) as [a < n / columns][b < columns], rounded from float64.
 
-    Between two passes of a transform of length n = f rest, they are of rest and f; those of n1 and n2, with n = n1 n2,
+    Between two passes of a transform of length n, the columns are the first factor; those of n1 n2, with n2 columns,
     make one sequence of the two axes of a map.
     """
-    products = np.outer(np.arange(rows), np.arange(columns))
+    products = np.outer(np.arange(n // columns), np.arange(columns))
     return np.exp(-2j * math.pi / n * products).astype(np.complex128 if double else np.complex64)

@@ -282,14 +282,11 @@ def _crop(table: Tensor, problem: Problem) -> Tensor:
 
 def _restore_offsets(grad_table: Tensor, problem: Problem, shape: torch.Size) -> Tensor:
     """The adjoint of `_crop` for a table of this shape."""
-    if problem.causal:
-        future = grad_table.new_zeros(problem.before[0], *grad_table.shape[1:])
-        grad_table = mask_future(torch.cat([grad_table, future]), len(problem.grid))
-    if grad_table.shape == shape:
-        return grad_table
-    whole = grad_table.new_zeros(shape)
-    crop_to_grid(whole, problem.grid).copy_(grad_table)
-    return whole
+    if grad_table.shape != shape:
+        whole = grad_table.new_zeros(shape)
+        crop_to_grid(whole, problem.grid).narrow(0, 0, len(grad_table)).copy_(grad_table)
+        grad_table = whole
+    return mask_future(grad_table, len(problem.grid)) if problem.causal else grad_table
 
 
 prepared_tables: dict[tuple[int, Algorithm], tuple[Tensor, Prepared, int]] = {}  # of `prepare_table`, the oldest first

@@ -17,7 +17,6 @@ from torch import Tensor
 from lambdanets.ops.position.algorithm import CALL, Cost, Needs, Prepared, Problem, matmul_work
 from lambdanets.ops.position.maps import MapAlgorithm, Maps
 from lambdanets.ops.precision import accumulation_dtype, product_dtype
-from lambdanets.ops.tables import pad_axis
 
 # Maximum size of the logits of a row of tiles, to fit the cache of a CPU core and of a GPU; larger batches are split.
 _LOGITS_BYTES = 8 << 20, 32 << 20
@@ -25,6 +24,8 @@ _WORK_PER_COPIED_ELEMENT = 70  # in multiply-adds
 # Candidates for the sides of tiles, in addition to the side of the grid.
 _TILE_ROWS = (1, 2, 4, 7)
 _TILE_COLUMNS = (2, 4, 7, 8, 16, 32)
+# The axes of tiles (b, J_1, T_1, J, T_2, h, channels) as they are packed, see above.
+_QUERIES, _OUTPUTS = (1, 2, 4, 5, 3, 0, 6), (1, 3, 0, 2, 4, 5, 6)
 
 
 class QueryOrder(MapAlgorithm):
@@ -51,7 +52,7 @@ class QueryOrder(MapAlgorithm):
 
     def tiled_cost(self, maps: Maps, batch: int) -> Cost:
         p, rows, columns, count = self.problem, maps.rows, maps.columns, batch * maps.slices.side
-        k, v, window = p.query_depth, p.value_depth, self._logits_of_query(maps)
+        k, v, window = p.query_depth, p.value_depth, rows.window * columns.window * self.intra_depth
         windows, positions = columns.num_tiles * count, rows.tile * columns.tile
         work = matmul_work(positions, p.heads * windows, k, window)
         work += matmul_work(windows, positions * p.heads, window, v)
@@ -65,14 +66,12 @@ class QueryOrder(MapAlgorithm):
         tiles = p.batch * maps.slices.side * rows.num_tiles * columns.num_tiles
         return Cost(tiles * positions * p.heads * window * (k + v), workspace, -(-p.batch // batch) * work)
 
-    def _logits_of_query(self, maps: Maps) -> int:
-        """The number of logits of a query and a head."""
-        return maps.rows.window * maps.columns.window * self.intra_depth
-
     def _logits_bytes(self, maps: Maps) -> int:
         """The size of the logits of a row of tiles of a map."""
-        queries = self.problem.heads * maps.rows.tile * maps.columns.tile * maps.columns.num_tiles
-        return accumulation_dtype(self.problem.dtype).itemsize * queries * self._logits_of_query(maps)
+        rows, columns = maps.rows, maps.columns
+        queries = self.problem.heads * rows.tile * columns.tile * columns.num_tiles
+        logits = queries * rows.window * columns.window * self.intra_depth
+        return accumulation_dtype(self.problem.dtype).itemsize * logits
 
     def block(self, table: Tensor) -> Tensor:
         """Return ((T_1, T_2), k, (w_1, w_2, u))."""
@@ -85,35 +84,20 @@ class QueryOrder(MapAlgorithm):
         x = rows.add_pairs(x.permute(0, 1, 2, 5, 4, 3), 0)  # (r_1, T_2, k, u, w_2)
         return columns.add_pairs(x, 1)
 
-    def _split(self, x: Tensor) -> Tensor:
-        """Reshape (b, h, n, c) to tiles (b, J_1, T_1, J, T_2, h, c)."""
-        return self.columns.tiles(self.rows.tiles(x.transpose(1, 2).unflatten(1, self.sides), 1), 3)
+    def _pack(self, x: Tensor, order: tuple[int, ...]) -> Tensor:
+        """Split (b, n, h, c) into tiles, and permute and flatten them to (J_1, .., .., c)."""
+        tiles = self.columns.tiles(self.rows.tiles(x.unflatten(1, self.sides), 1), 3)
+        return tiles.permute(order).flatten(3, 5).flatten(1, 2).contiguous()
 
-    def _join(self, x: Tensor) -> Tensor:
-        """The inverse of `_split`."""
-        maps = x.flatten(3, 4).flatten(1, 2)[:, : self.rows.side, : self.columns.side]
-        return maps.flatten(1, 2).transpose(1, 2)
-
-    def _pack_queries(self, queries: Tensor) -> Tensor:
-        return self._split(queries).permute(1, 2, 4, 5, 3, 0, 6).flatten(3, 5).flatten(1, 2).contiguous()
-
-    def _unpack_queries(self, packed: Tensor) -> Tensor:
-        """The inverse of `_pack_queries`."""
-        x = packed.unflatten(2, (self.problem.heads, self.columns.num_tiles, -1))
-        return self._join(x.unflatten(1, (self.rows.tile, self.columns.tile)).permute(5, 0, 1, 4, 2, 3, 6))
-
-    def _pack_outputs(self, outputs: Tensor) -> Tensor:
-        """Reshape (b, h, n, v) to (J_1, (J, b), (positions of the tile, h), v)."""
-        return self._split(outputs).permute(1, 3, 0, 2, 4, 5, 6).flatten(3, 5).flatten(1, 2).contiguous()
-
-    def _unpack_outputs(self, packed: Tensor) -> Tensor:
-        """The inverse of `_pack_outputs`."""
-        x = packed.unflatten(2, (self.rows.tile, self.columns.tile, -1))
-        return self._join(x.unflatten(1, (self.columns.num_tiles, -1)).permute(2, 0, 3, 1, 4, 5, 6))
+    def _unpack(self, packed: Tensor, order: tuple[int, ...]) -> Tensor:
+        """The inverse of `_pack`."""
+        rows, columns = self.rows, self.columns
+        sizes = (-1, rows.num_tiles, rows.tile, columns.num_tiles, columns.tile, self.problem.heads, packed.shape[3])
+        tiles = packed.view([sizes[axis] for axis in order]).permute([order.index(axis) for axis in range(7)])
+        return tiles.flatten(3, 4).flatten(1, 2)[:, : rows.side, : columns.side].flatten(1, 2)
 
     def _pack_values(self, values: Tensor) -> Tensor:
-        maps = values.transpose(2, 3).unflatten(1, self.sides)
-        maps = maps if self.rows.is_covered else pad_axis(maps, 1, *self.rows.padding)
+        maps = self.rows.pad(values.transpose(2, 3).unflatten(1, self.sides), 1)
         x = self.columns.windows(maps, 2).permute(2, 0, 1, 5, 3, 4)  # (J, b, S_1, w_2, u, v)
         return x.flatten(3, 4).flatten(0, 1)
 
@@ -124,24 +108,21 @@ class QueryOrder(MapAlgorithm):
         x = x.unflatten(0, (columns.num_tiles, -1)).permute(1, 2, 0, 4, 5, 3)  # (b, S_1, J, u, v, w_2)
         return columns.add_windows(x, 2).flatten(1, 2).transpose(2, 3)
 
-    def _window(self, packed_values: Tensor, row: int) -> Tensor:
-        """The values ((J, b), window, v) of a row of tiles."""
-        return packed_values.narrow(1, row * self.rows.tile, self.rows.window).flatten(1, 2)
-
     def derive_maps(
         self, grad_output: Tensor | None, queries: Tensor, prepared: Prepared, values: Tensor, needs: Needs
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """grad_queries and grad_block are computed from grad_logits."""
         (block,) = prepared
-        packed, windows = self._pack_queries(queries), self._pack_values(values).contiguous()
-        grads = None if grad_output is None else self._pack_outputs(grad_output)
+        packed, windows = self._pack(queries, _QUERIES), self._pack_values(values).contiguous()
+        grads = None if grad_output is None else self._pack(grad_output, _OUTPUTS)
         wide, rows_of_tile = accumulation_dtype(block.dtype), len(block) * self.problem.heads
         outputs = packed.new_empty(len(packed), len(windows), rows_of_tile, values.shape[2] if needs.output else 0)
         grad_queries = torch.empty_like(packed) if needs.queries else None
         grad_block = torch.zeros_like(block, dtype=wide) if needs.table else None
         grad_values = torch.zeros_like(windows, dtype=wide) if needs.values else None
         for row, tile_queries in enumerate(packed):
-            window = self._window(windows, row)
+            section = row * self.rows.tile, self.rows.window
+            window = windows.narrow(1, *section).flatten(1, 2)  # ((J, b), positions of the window, v)
             if needs.output or needs.values:
                 logits = torch.bmm(tile_queries, block).view(-1, len(windows), block.shape[2])
             if needs.output:
@@ -149,7 +130,7 @@ class QueryOrder(MapAlgorithm):
             if grads is None:
                 continue
             if grad_values is not None:
-                grad_window = grad_values.narrow(1, row * self.rows.tile, self.rows.window)
+                grad_window = grad_values.narrow(1, *section)
                 grad_window += torch.bmm(logits.permute(1, 2, 0), grads[row]).view(grad_window.shape)
             if grad_queries is None and grad_block is None:
                 continue
@@ -160,8 +141,8 @@ class QueryOrder(MapAlgorithm):
             if grad_block is not None:
                 grad_block += torch.bmm(tile_queries.mT, grad_logits)
         return (
-            self._unpack_outputs(outputs) if needs.output else None,
-            None if grad_queries is None else self._unpack_queries(grad_queries),
+            self._unpack(outputs, _OUTPUTS) if needs.output else None,
+            None if grad_queries is None else self._unpack(grad_queries, _QUERIES),
             grad_block,
             None if grad_values is None else self._unpack_values(grad_values),
         )

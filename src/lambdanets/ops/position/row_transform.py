@@ -23,7 +23,6 @@ from torch import Tensor
 from lambdanets.ops.position.algorithm import CALL, Cost, Needs, Prepared, matmul_work
 from lambdanets.ops.position.maps import Axis, MapAlgorithm, Maps
 from lambdanets.ops.precision import accumulation_dtype
-from lambdanets.ops.tables import pad_axis
 
 _LAMBDA_BYTES = 8 << 20, 64 << 20  # of a tile, on a CPU and on a GPU
 _BLOCK_BYTES = 64 << 20
@@ -91,7 +90,7 @@ def transform_values(values: Tensor, forward: Tensor, maps: Maps) -> Tensor:
     """Transform values (b, n, v, u) to V^ (f, S_1, u, 2, b, v), with the rows that complete the windows."""
     x = values.unflatten(1, (maps.rows.side, maps.columns.side)).permute(2, 1, 4, 0, 3)  # (x, S_1, u, b, v)
     spectra = (forward @ x.flatten(1)).unflatten(0, (-1, 2)).unflatten(2, x.shape[1:]).movedim(1, 3)
-    return spectra if maps.rows.is_covered else pad_axis(spectra, 1, *maps.rows.padding)
+    return maps.rows.pad(spectra, 1)
 
 
 def transform_adjoint(grad_spectra: Tensor, forward: Tensor, maps: Maps) -> Tensor:
@@ -109,18 +108,17 @@ def _lambdas(block: Tensor, window: Tensor, inverse: Tensor) -> Tensor:
 
 
 def _tile_rows(x: Tensor, maps: Maps) -> tuple[Tensor, ...]:
-    """Split (b, h, n, c) into tiles (b, T, x, h, c)."""
-    x = x.transpose(1, 2).unflatten(1, (maps.rows.side, maps.columns.side))
-    return maps.rows.tiles(x, 1).unbind(1)
+    """Split (b, n, h, c) into tiles (b, T, x, h, c)."""
+    return maps.rows.tiles(x.unflatten(1, (maps.rows.side, maps.columns.side)), 1).unbind(1)
 
 
 def _join_rows(tiles: Sequence[Tensor], maps: Maps) -> Tensor:
     """The inverse of `_tile_rows`."""
-    return torch.cat(list(tiles), dim=1).narrow(1, 0, maps.rows.side).flatten(1, 2).transpose(1, 2)
+    return torch.cat(list(tiles), dim=1).narrow(1, 0, maps.rows.side).flatten(1, 2)
 
 
 def row_transform(queries: Tensor, prepared: Prepared, values: Tensor, maps: Maps) -> Tensor:
-    """Compute the output (b, h, n, v) from queries (b, h, n, k) and values (b, n, v, u)."""
+    """Compute the output (b, n, h, v) from queries (b, n, h, k) and values (b, n, v, u)."""
     block, forward, inverse = prepared
     spectra, outputs = transform_values(values, forward, maps), []
     for i, tile in enumerate(_tile_rows(queries, maps)):
