@@ -1,5 +1,5 @@
 # make demo      install the package and train a small LambdaResNet on scanned digits
-# make test      install the package and run the tests of lambdanets
+# make test      install the package and run most tests of lambdanets
 # make test-rest run the others: lambdanets_lab, experiments, compilers, kills and several processes
 # make test-isa  run the tests of numerics and of small trainings without AVX
 # make docs      build the pages and the reference as a site, build/site/index.html

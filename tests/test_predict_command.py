@@ -83,9 +83,8 @@ def check_detection(out, paths, lines):
 
 def check_segmentation(out, paths, lines):
     rows = read_csv(out / "classes.csv")
-    assert [(row["image"], row["label"], row["class"]) for row in rows] == [
-        (named(path), str(label), name) for path in paths for label, name in enumerate(CLASSES)
-    ]
+    expected = [(named(path), str(label), name) for path in paths for label, name in enumerate(CLASSES)]
+    assert [(row["image"], row["label"], row["class"]) for row in rows] == expected
     masks = sorted((out / "classes").iterdir())
     assert [path.name for path in masks] == sorted(path.name for path in out.glob("*.png"))
     for number, (path, mask) in enumerate(zip(paths, masks, strict=True)):

@@ -39,7 +39,7 @@ def test_json_round_trip_restores_annotated_types(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], r"it must be a dictionary, got \[\]"),
+        ([], r"it must be an object, got \[\]"),
         ({"scale": [1, 2]}, "parts must be given, got none"),
         (GROUP | {"scale": [1, float("nan")]}, r"scale\[1\] must be a finite number, got nan"),
         (GROUP | {"parts": {"train": [ITEM | {"size": -1}]}}, r"parts\.train\[0\]\.size must be .* 0, got -1"),

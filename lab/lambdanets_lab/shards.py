@@ -45,6 +45,7 @@ from lambdanets.files import atomic_open, encode_utf8, file_sha256, open_regular
 from lambdanets.progress import Progress, track
 from lambdanets.records import write_json
 from lambdanets.signals import check_signals
+from lambdanets.terminal import echo, plural
 from lambdanets.work import WorkFolder
 from lambdanets_lab.remote import download
 
@@ -259,23 +260,23 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
     all images or none must have a class index in `KEY.cls`. Other members (.json, .txt, ...) are ignored, and tars
     without images are left out. Returns the content of shards.json.
 
-    Raises InputError for a folder that is not writable or has no training images in tars, for validation and test tars
+    Raises InputError for a folder that is not writable, or a split without images in tars, for validation and test tars
     together, for a damaged tar, for a class that is not a number or has no name, and if only some images have a class.
     """
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise InputError(f"folder must be a writable folder of tar files, or of links to them, got {str(folder)!r}")
     if (folder / SHARD_LIST).exists():
         raise InputError(f"{folder / SHARD_LIST} exists; remove it to write it again")
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise InputError(f"folder must be a writable folder of tar files, or of links to them, got {str(folder)!r}")
     paths = sorted(path for path in folder.iterdir() if path.suffix == ".tar" and not path.name.startswith("."))
-    roles = {path: parse_name(path.stem).role for path in paths}
-    if {VALIDATION, TEST} <= set(roles.values()):
+    held_out = {path: role for path in paths if (role := parse_name(path.stem).role) in (VALIDATION, TEST)}
+    if {VALIDATION, TEST} <= set(held_out.values()):
         raise InputError(f"{folder} must have tar files of a validation or of a test split, got both; move one away")
-    splits: dict[str, list[Shard]] = {"train": [], "validation": []}
+    splits: dict[str, list[Shard]] = {"train": [], "validation": []} if held_out else {"train": []}
     labels: set[int | None] = set()
     for path in track(paths, "indexing", len(paths), "shards"):
         shard, images = inspect_tar(path)
         if images:  # a download may have failed for all images of a shard
-            splits["validation" if roles[path] in (VALIDATION, TEST) else "train"].append(shard)
+            splits["validation" if path in held_out else "train"].append(shard)
         for image in images:
             label = parse_class(image.label)
             if image.label and label is None:
@@ -283,13 +284,15 @@ def index_shards(folder: Path, classes: Sequence[str] | None = None) -> ShardLis
             labels.add(label)
     if None in labels and len(labels) > 1:
         raise InputError(f"all images in {folder} or none must have a class (.cls), got both")
-    if not splits["train"]:
-        raise InputError(f"{folder} must have tar files of training images KEY.SUFFIX, got none")
+    if missing := [name for name, shards in splits.items() if not shards]:
+        raise InputError(f"{folder} must have images KEY.SUFFIX in tar files of the {missing[0]} split, got none")
+    if num_empty := len(paths) - sum(map(len, splits.values())):
+        echo(f"left out: {plural(num_empty, 'tar')} without images")
     count = max((label + 1 for label in labels if label is not None), default=0)
     names = tuple(map(str, range(count))) if classes is None else tuple(classes)
     if len(names) < count or (names and not count):
         raise InputError(f"classes must be {count} names or more, for the labels in {folder}, got {len(names)}")
-    shard_list = ShardList(names, {name: tuple(shards) for name, shards in splits.items() if shards})
+    shard_list = ShardList(names, {name: tuple(shards) for name, shards in splits.items()})
     write_json(folder / SHARD_LIST, asdict(shard_list))
     return shard_list
 

@@ -111,8 +111,11 @@ def parse_json(content: bytes | str, kind: type[T], problem: str, advice: str = 
     """
     with reraise_as_input_error(problem, advice):
         validator: TypeAdapter[T] = adapter(cast(Any, kind))  # mypy does not see that a type is hashable
-        # by Python's parser: pydantic's refuses surrogates, as in file names that are not UTF-8
-        return validator.validate_python(json.loads(content), strict=False, extra="ignore")
+        text = content if isinstance(content, str) else content.decode()
+        # surrogates, as in file names that are not UTF-8; pydantic refuses them
+        if re.search(r"\\u[dD][89a-fA-F]", text):
+            return validator.validate_python(json.loads(text), strict=False, extra="ignore")
+        return validator.validate_json(text, strict=True, extra="ignore")
 
 
 def shared_fields(source: Any, kind: type[Any]) -> dict[str, Any]:
@@ -122,11 +125,10 @@ def shared_fields(source: Any, kind: type[Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def reraise_as_input_error(problem: str, advice: str = "", *more: type[Exception]) -> Iterator[None]:
-    """Convert KeyError, TypeError, ValueError, RecursionError and `more` to InputError, "problem: reason; advice"."""
-    errors: tuple[type[Exception], ...] = (KeyError, TypeError, ValueError, RecursionError, *more)
+def reraise_as_input_error(problem: str, advice: str = "") -> Iterator[None]:
+    """Convert KeyError, TypeError, ValueError and RecursionError to InputError, "problem: reason; advice"."""
     try:
         yield
-    except errors as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = first_error(error) if isinstance(error, ValidationError) else one_line(error)
         raise InputError(f"{problem}: {reason}{advice and f'; {advice}'}") from error

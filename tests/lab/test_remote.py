@@ -82,6 +82,7 @@ def test_batches_over_http_equal_those_of_the_folder(faulty, shards, cache, work
 def test_a_proxy_of_the_environment_is_used(faulty, monkeypatch):
     monkeypatch.setenv("http_proxy", faulty.url)
     assert open_train("http://shards.invalid").load(0)
+    assert faulty.requests["shards.json"] == 1
 
 
 @pytest.mark.parametrize("fault", ["drop", "429", "damage"])

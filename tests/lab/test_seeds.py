@@ -19,4 +19,4 @@ def test_only_seeds_that_both_have_are_paired():
 
 def test_difference_is_formatted_with_its_interval():
     assert format_difference([1.0, 2.0, 3.0]) == "+2.00 (-0.48 to +4.48)"
-    assert format_difference([-0.04], 1) == "+0.0"
+    assert [format_difference([x], 1) for x in (-1.25, -0.04)] == ["-1.2", "+0.0"]

@@ -156,6 +156,10 @@ def test_shards_written_by_webdataset_are_indexed_and_read(tmp_path, two_classes
     assert verify_shards(str(tmp_path))[1] == []
     with pytest.raises(InputError, match="exists; remove it"):
         index_shards(tmp_path)
+    (tmp_path / "shards.json").unlink()
+    shutil.copy(tmp_path / "train-2.tar", tmp_path / "Valid-0.tar")
+    with pytest.raises(InputError, match="of the validation split, got none"):
+        index_shards(tmp_path)
     monkeypatch.setattr("os.access", lambda *arguments: False)
     with pytest.raises(InputError, match="must be a writable folder"):
         index_shards(tmp_path)

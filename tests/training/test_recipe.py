@@ -47,7 +47,7 @@ def test_error_in_a_recipe_file_is_reported(content, message, tmp_path):
     ("content", "message"),
     [
         (b"{", "is not a valid recipe: "),
-        (b"[]", r"is not a valid recipe: it must be a valid dictionary, got \[\]"),
+        (b"[]", r"is not a valid recipe: it must be an object, got \[\]"),
         (b'{"task": "detection", "epochs": "many"}', "recipe.json: epochs must be a valid integer, got 'many'"),
         (b'{"task": ["detection"]}', r"task in .* must be one of classification, .*, segmentation, got"),
         (b'{"task": "detection", "epoch": 3}', "recipe.json: .* no field 'epoch'; the nearest is epochs"),

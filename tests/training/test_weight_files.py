@@ -81,7 +81,7 @@ def test_commands_reject_weights_with_nan_and_pickles_with_code(
     [
         ({"task": 5}, "must be one of classification, "),
         *(({"classes": value}, "no valid model card: classes") for value in ({"dark": 0}, "dl", [], [1, 2])),
-        ({"preprocessing": 5}, "preprocessing must be a dictionary, got 5"),
+        ({"preprocessing": 5}, "preprocessing must be an object, got 5"),
         ({"preprocessing": {"image_size": 0}}, "image_size must be greater than or equal to 8"),
         ({"preprocessing": {"std": [0.0]}}, "std[0] must be greater than 0"),
         ({"preprocessing": {"crop_pct": -1}}, "crop_pct must be greater than 0"),

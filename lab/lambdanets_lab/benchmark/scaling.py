@@ -58,15 +58,13 @@ def _case(
     def prepare(candidate: str) -> Prepared:
         if candidate != ATTENTION and plan.costs[candidate] is None:
             raise Skipped(plan.notes[candidate])
-        smaller = [
-            row
+        measured = [
+            (row.sizes["n"], row.median)
             for row in rows
-            if row.candidate == candidate
-            and row.median
-            and (row.sizes["setting"], row.sizes["pass"]) == (setting, phase)
+            if row.median and (row.candidate, row.sizes["setting"], row.sizes["pass"]) == (candidate, setting, phase)
         ]
-        if smaller and (seconds := smaller[-1].median or 0.0) > options.seconds / 4:
-            reason = f"takes {seconds:.1f} s for n = {smaller[-1].sizes['n']}"
+        if measured and measured[-1][1] > options.seconds / 4:
+            reason = "takes {1:.1f} s for n = {0}".format(*measured[-1])
             raise Skipped(f"{reason}, more than a quarter of --seconds {options.seconds:g}")
         function: Callable[..., Tensor] = attend if candidate == ATTENTION else functools.partial(interact, candidate)
         *factors, grad_output = inputs()

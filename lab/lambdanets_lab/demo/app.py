@@ -70,14 +70,6 @@ def serve(models: Mapping[str, Model], host: str = "127.0.0.1", port: int = 0) -
 
     Raises InputError if the address cannot be used, and as `build_app`.
     """
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family)
-    except (OSError, ValueError) as error:  # ValueError for an invalid host name
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"host and port must be a free address of this machine, got {host}:{port} ({reason})"
-        ) from error
     config = uvicorn.Config(
         build_app(models, host),
         ws="none",
@@ -87,6 +79,14 @@ def serve(models: Mapping[str, Model], host: str = "127.0.0.1", port: int = 0) -
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=1,
     )
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)
+    except (OSError, ValueError) as error:  # ValueError for an invalid host name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"host and port must be a free address of this machine, got {host}:{port} ({reason})"
+        ) from error
     server = uvicorn.Server(config)
     # not the main thread, so that signals end the command at once
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

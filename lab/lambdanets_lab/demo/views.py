@@ -59,7 +59,7 @@ def predict_image(model: Model, image: Image.Image, name: str) -> ImagePredictio
 def _classes(model: Classifier, image: Image.Image) -> dict[str, Any]:
     top = model.infer([image])[0].top(TOP_K)
     bars = [{"name": name, "value": value, "text": _percent(value)} for name, value in top]
-    headline = "Class {name}, with probability {text}".format(**bars[0])
+    headline = f"Class {bars[0]['name']}, with probability {bars[0]['text']}"
     return {"headline": headline, "bars": bars, "image": image_url(brighten(image))}
 
 

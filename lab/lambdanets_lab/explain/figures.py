@@ -36,7 +36,7 @@ def attention_weights(attention: AttentionMap) -> tuple[np.ndarray, np.ndarray]:
 
 def gradient_decades(field: ReceptiveField) -> np.ndarray:
     """Return the logarithm of the gradient relative to its maximum, from -DECADES to 0."""
-    gradient = field.gradient.cpu().numpy()
+    gradient = field.gradient.float().cpu().numpy()
     return np.log10(np.maximum(gradient / (gradient.max() or 1.0), 10.0**-DECADES))
 
 

@@ -133,10 +133,12 @@ def make_graph(model: Predictor | nn.Module, image_size: int | tuple[int, int] |
 
 
 def make_metadata(model: Any, graph: Graph, *, dynamic: bool) -> dict[str, Any]:
-    """Return the metadata of the file: the model card with the images' size, their shape, and names of the outputs."""
+    """Return the metadata of the file: the card with the size of the images, their shape, and names of the outputs."""
     card = json.loads(model.card.without_paths().to_json()) if isinstance(model, Predictor) else {}
-    if isinstance(model, Classifier | Detector):
-        card.get("preprocessing", card)["image_size"] = max(graph.shape[2:])
+    if isinstance(model, Detector):
+        card["image_size"] = max(graph.shape[2:])
+    elif isinstance(model, Classifier) and graph.shape[2] == graph.shape[3]:
+        card["preprocessing"]["image_size"] = graph.shape[2]
     return card | {"images": list(graph.shape), "dynamic": dynamic, "outputs": list(graph.outputs)}
 
 
@@ -162,7 +164,7 @@ def _copy_for_export(network: nn.Module, shape: Shape) -> tuple[nn.Module, tuple
     The copy returns a dict or a tuple in place of other mappings and sequences, which torch.export cannot write. Raises
     InputError if it does not run, or if its outputs are not tensors.
     """
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
     try:
         copied = copy.deepcopy(network).cpu().float().eval()
         outputs = copied(images)

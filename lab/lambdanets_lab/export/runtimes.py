@@ -193,8 +193,11 @@ class OpenVino(Runtime):
 
 
 def _run_module(module: Callable[[Tensor], Any]) -> Run:
-    # AOTInductor checks neither dtype nor strides
-    return torch.inference_mode()(lambda images: tree_leaves(module(images.float().contiguous())))
+    @torch.inference_mode()
+    def run(images: Tensor) -> list[Tensor]:
+        return tree_leaves(module(images.float().contiguous()))  # AOTInductor checks neither dtype nor strides
+
+    return run
 
 
 class Pt2(Runtime):

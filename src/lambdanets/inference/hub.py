@@ -16,13 +16,13 @@ from timm.models._hub import generate_readme, save_config_for_hf
 from torch import nn
 
 from lambdanets.adoption import adopted_layers, foreign_state_dict
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 from lambdanets.files import RESULT, atomic_write, encode_utf8
 from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.loading import load
 from lambdanets.inference.model_card import ClassifierCard
 from lambdanets.models.weights import CONFIG, HUB_WEIGHTS, copied, find_weights, weights_in
-from lambdanets.records import read_json, reraise_as_input_error
+from lambdanets.records import read_json
 
 README = "README.md"
 MAX_ERROR = 1e-3  # of the largest output; deep randomly initialized networks amplify rounding to a few 1e-5
@@ -83,8 +83,10 @@ def save_pretrained(
     tensors = copied(foreign_state_dict(network) if adopted_layers(network) else network.state_dict())
     with tempfile.TemporaryDirectory() as temporary:
         saved = Path(temporary)
-        with reraise_as_input_error("model must be a classifier with arguments of JSON types", "", AttributeError):
+        try:
             save_config_for_hf(network, str(saved / CONFIG), **(_options(card) if card else {}))
+        except (AttributeError, TypeError, ValueError) as error:  # of timm
+            raise InputError(f"model must be a classifier with arguments of JSON types: {one_line(error)}") from error
         (saved / HUB_WEIGHTS[0]).write_bytes(save(tensors, metadata=metadata))
         _check_loaded(network, saved)
         content = {
@@ -119,10 +121,12 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
     For an adopted network, this also compares the layers of timm, with which timm loads it: `adopt` compares each.
     """
     problem = "model must not have changes such as those of replace_convolutions; save its state_dict() instead"
-    with reraise_as_input_error(f"{problem}; it cannot be loaded"):
+    try:
         loaded: Any = load(folder, device="cpu")
+    except InputError as error:
+        raise InputError(f"{problem}; it cannot be loaded: {error}") from error
     channels, side = loaded.card.preprocessing.channels, loaded.card.preprocessing.image_size
-    images = torch.randn(1, channels, side, side, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(1, channels, side, side, generator=torch.Generator().manual_seed(0), device="cpu")
     with torch.inference_mode():
         expected = copy.deepcopy(network).cpu().float().eval()(images)
         if tuple(expected.shape) != (1, len(loaded.classes)):
@@ -152,10 +156,11 @@ def push_to_hub(
     with tempfile.TemporaryDirectory() as temporary:
         folder = save_pretrained(model, Path(temporary, repo_id.rpartition("/")[2]), license=license)
         api = HfApi(token=token, library_name="lambdanets")
-        # the HTTP library and huggingface_hub raise exceptions of many types
-        with reraise_as_input_error(f"{repo_id} cannot be uploaded", "", Exception):
+        try:
             repository = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
             if api.file_exists(repository, README):
                 (folder / README).unlink()
             api.upload_folder(repo_id=repository, folder_path=folder, commit_message=commit_message)
+        except Exception as error:  # the HTTP library and huggingface_hub raise exceptions of many types
+            raise InputError(f"{repo_id} cannot be uploaded: {one_line(error)}") from error
         return f"{api.endpoint}/{repository}"

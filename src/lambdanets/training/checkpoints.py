@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write
 from lambdanets.models.weights import load_tensors, read_weights
-from lambdanets.records import reraise_as_input_error
 from lambdanets.training.callbacks import BEST, LAST, Checkpoints
 from lambdanets.training.recipe import parse_recipe
 from lambdanets.training.task import Task
@@ -39,13 +38,15 @@ def find_resumable(folder: Path, task: Task) -> Path | None:
     advice = "remove it to restart the run"
     if (folder / BEST).is_file():
         advice = f"replace it by a copy of {BEST} to resume from that epoch, or {advice}"
-    with reraise_as_input_error(f"{path} is damaged", advice, zipfile.BadZipFile):
+    try:
         tensors, state = read_weights(path)
         with zipfile.ZipFile(path) as archive:
             if member := archive.testzip():  # torch.load does not verify checksums
                 raise InputError(f"the checksum of {member} in it is wrong")
         saved = parse_recipe(json.loads(state["lambdanets"])["recipe"], path)  # of the model card
         fingerprint = state["callbacks"][Checkpoints.state_key]["data"]
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is damaged: {one_line(error)}; {advice}") from error
     if saved.identity() != task.recipe.identity():
         raise InputError(f"{path} has another recipe than the run's recipe.json; {advice}")
     if fingerprint != task.fingerprint:

@@ -128,7 +128,9 @@ function showExamples() {
     const shown = element("img", { src, alt: "", className: "pixels" });
     const button = element("button", { type: "button", ariaPressed: "false" }, shown, caption);
     button.addEventListener("click", () => {
-      take(caption, fetch(src).then((response) => response.blob()));
+      const blob = fetch(src).then((response) => response.blob());
+      blob.catch(() => {}); // `post` reports it, unless another image was chosen
+      take(caption, blob);
       button.ariaPressed = "true";
     });
     return button;
@@ -149,8 +151,9 @@ async function start() {
   });
   for (const type of ["dragover", "dragleave", "drop"]) {
     document.addEventListener(type, (event) => { // anywhere, or the browser would leave the page and open the file
+      if (!event.dataTransfer.types.includes("Files")) return;
       event.preventDefault();
-      $("drop").classList.toggle("over", type === "dragover");
+      $("drop").classList.toggle("over", type === "dragover" || (type === "dragleave" && event.relatedTarget !== null));
       const [file] = event.dataTransfer.files;
       if (type === "drop" && file) take(file.name, file);
     });
