@@ -114,10 +114,11 @@ def test_persistent_errors_are_reported_after_the_last_attempt(faulty, cache, fa
 
 
 def test_command_with_an_unreachable_server_names_it_in_one_line(capsys):
-    url = "http://127.0.0.1:1/x"  # no server has port 1
+    port = 1  # no server has it
+    url = f"http://127.0.0.1:{port}/x"
     assert main(["shard", url, "--verify"]) == 2
     first, *_, last = capsys.readouterr().err.splitlines()
-    assert first.startswith(f"{url}/shards.json: retrying in 0.01 s (1 of 4): Cannot connect to host 127.0.0.1:1 ")
+    assert first.startswith(f"{url}/shards.json: retrying in 0.01 s (1 of 4): Cannot connect to host 127.0.0.1:{port} ")
     assert last.endswith("(tried 5 times)")
 
 
