@@ -1,6 +1,6 @@
 """Limits of the code: lines, order of imports, and files crossed by a forward call. Run by `make lint`.
 
-python dev/bars.py prints one line per limit, and exits with 1 if one is exceeded. Limits only go down.
+python dev/bars.py prints one line per limit, and exits with 1 if one is exceeded. Only a feature raises one.
 """
 
 import ast
