@@ -17,7 +17,6 @@ _NAMES = {
     "lambdanets.adoption": ("adopt", "foreign_state_dict"),
     "lambdanets.inference.classifier": ("Classifier",),
     "lambdanets.inference.detector": ("Detector",),
-    "lambdanets.inference.hub": ("push_to_hub", "save_pretrained"),
     "lambdanets.inference.loading": ("evaluate", "load"),
     "lambdanets.inference.segmenter": ("Segmenter",),
     "lambdanets.layers": (
@@ -29,6 +28,7 @@ _NAMES = {
     "lambdanets.ops": ("lambda_interaction", "plan", "position_interaction"),
     "lambdanets_lab.explain.explanation": ("attention_map", "explain"),
     "lambdanets_lab.export.export": ("export",),
+    "lambdanets_lab.export.hub": ("push_to_hub", "save_pretrained"),
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from lambdanets.adoption import foreign_state_dict as foreign_state_dict
     from lambdanets.inference.classifier import Classifier as Classifier
     from lambdanets.inference.detector import Detector as Detector
-    from lambdanets.inference.hub import push_to_hub as push_to_hub
-    from lambdanets.inference.hub import save_pretrained as save_pretrained
     from lambdanets.inference.loading import evaluate as evaluate
     from lambdanets.inference.loading import load as load
     from lambdanets.inference.segmenter import Segmenter as Segmenter
@@ -63,6 +61,8 @@ if TYPE_CHECKING:
     from lambdanets_lab.explain.explanation import attention_map as attention_map
     from lambdanets_lab.explain.explanation import explain as explain
     from lambdanets_lab.export.export import export as export
+    from lambdanets_lab.export.hub import push_to_hub as push_to_hub
+    from lambdanets_lab.export.hub import save_pretrained as save_pretrained
 else:  # type checkers need literal names here, or none
     __all__ = sorted([*_PACKAGES, *_MODULES])
 

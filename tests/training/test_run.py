@@ -12,13 +12,13 @@ from commands import contents
 from convergence import train_until
 from lambdanets.cli import main
 from lambdanets.errors import InputError
-from lambdanets.inference.hub import save_pretrained
 from lambdanets.inference.loading import evaluate, load
 from lambdanets.records import write_json
 from lambdanets.training import run
 from lambdanets.training.module import TrainingModule
 from lambdanets.training.recipe import read_recipe
 from lambdanets.work import LOCK, InUseError
+from lambdanets_lab.export.hub import save_pretrained
 from noise_images import write_two_classes
 from training.runs import assert_same_result, at_step, interrupted_run, quick_recipe, resume
 

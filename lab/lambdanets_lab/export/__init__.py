@@ -1,1 +1,1 @@
-"""Export of models to ONNX, OpenVINO and torch.export files, each compared with PyTorch in its runtime."""
+"""Export of models to ONNX, OpenVINO and torch.export files, and to folders of timm, each loaded and compared."""

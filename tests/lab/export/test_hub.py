@@ -177,7 +177,7 @@ def test_uploads_to_the_hub_and_loads_from_it(teacher, tmp_path, monkeypatch):
         patterns.update(allow_patterns)
         return hub.folder / name
 
-    monkeypatch.setattr("lambdanets.inference.hub.HfApi", lambda **options: hub)
+    monkeypatch.setattr("lambdanets_lab.export.hub.HfApi", lambda **options: hub)
     monkeypatch.setattr("lambdanets.models.weights.snapshot_download", download)
     (hub.folder / "user/digits").mkdir(parents=True)
     (hub.folder / "user/digits/README.md").write_text("mine")
@@ -197,7 +197,7 @@ def test_an_upload_or_download_that_fails_is_one_message(teacher, monkeypatch):
     def fail(*arguments, **options):
         raise ConnectionError("the hub\ncannot be reached")
 
-    monkeypatch.setattr("lambdanets.inference.hub.HfApi.create_repo", fail)
+    monkeypatch.setattr("lambdanets_lab.export.hub.HfApi.create_repo", fail)
     monkeypatch.setattr("lambdanets.models.weights.snapshot_download", fail)
     with pytest.raises(InputError, match=r"^user/digits cannot be uploaded: .*$"):
         ln.push_to_hub(teacher, "user/digits")

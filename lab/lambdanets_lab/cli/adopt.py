@@ -30,10 +30,10 @@ def main(arguments: list[str]) -> None:
     options = parse(Adopt, arguments, "adopt")
     WorkFolder(options.out).is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.adoption import adopted_layers
-    from lambdanets.inference.hub import save_pretrained
     from lambdanets.inference.loading import load
     from lambdanets.models.factory import ADOPTED_PREFIX, create_model
     from lambdanets.models.weights import weights_in
+    from lambdanets_lab.export.hub import save_pretrained
 
     name = options.model.removeprefix(ADOPTED_PREFIX)
     # a folder without weights hides no architecture
