@@ -13,11 +13,10 @@ SIZES = [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16]
 class Emitter:
     def __init__(self):
         self.lines: list[str] = []
-        self.count = self.operations = 0
+        self.operations = 0
 
     def new(self, expression, operations=1):
-        name = f"t{self.count}"
-        self.count += 1
+        name = f"t{len(self.lines)}"
         self.operations += operations
         self.lines.append(f"vec {name} = {expression};")
         return name

@@ -45,7 +45,7 @@ class NativeBuildHook(BuildHookInterface):
                     self.app.abort(f"the engine must be compiled for {other}, which needs the package ziglang")
                 self.app.display_warning("no C compiler could compile the native engine: lambdanets is slower on CPUs")
                 return
-        # That of this machine, whose pip would not install a tag of libraries.py if it has musl, or an emulated Python.
+        # That of this machine, whose pip would not install a tag of libraries.py if it has musl.
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{other or system}"

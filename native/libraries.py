@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,11 +42,10 @@ PLATFORMS = {
 
 
 def platform_of_this_machine() -> str | None:
-    """The name in PLATFORMS, or None."""
-    prefix = {"linux": "manylinux", "darwin": "macosx", "win32": "win"}.get(sys.platform, sys.platform)
-    name = platform.machine().lower()
-    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
-    return next((name for name in PLATFORMS if name.startswith(prefix) and PLATFORMS[name][0] == machine), None)
+    """The name in PLATFORMS, or None: that of Python, which may run on an emulated processor or build for another."""
+    system, _, machine = sysconfig.get_platform().replace("universal2", platform.machine()).rpartition("-")
+    prefix = system.partition("-")[0].replace("linux", "manylinux")
+    return next((name for name in PLATFORMS if name.startswith(prefix) and name.endswith(f"_{machine}")), None)
 
 
 def compilers(platform: str, only_zig: bool = False) -> list[tuple[list[str], bool]]:

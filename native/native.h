@@ -40,7 +40,7 @@ typedef struct {
 /* Grids (depth, H, W); sequences have depth = H = 1 and `sequence` set, and are transformed as maps of N1 x N2 with
  * n = n1 + N1 n2 and f = N2 f1 + f2 (four steps), `cross` = exp(-2 pi i n1 f2 / (N1 N2)) as [n1][f2].
  * Tiles: outputs y0 .. y0 + tile[0] - 1 of each axis, computed from positions y0 - before .. y0 + tile[0] - 1 + after;
- * before and after are used only if there is more than one tile, else the padding is shared by both sides.
+ * tasks use before and after only if there is more than one tile, else the padding is shared by both sides.
  * Strides are in elements; channels (k or v) are contiguous, or maps. */
 typedef struct {
   int b, h, k, v, u, depth, H, W, sequence;

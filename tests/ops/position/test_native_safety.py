@@ -121,18 +121,19 @@ def wheels():
 
 
 @pytest.mark.parametrize(
-    ("system", "machine", "expected"),
+    ("python", "processor", "expected"),
     [
-        ("linux", "aarch64", "manylinux_2_17_aarch64"),
-        ("darwin", "arm64", "macosx_11_0_arm64"),
-        ("win32", "AMD64", "win_amd64"),
-        ("linux", "riscv64", None),
-        ("freebsd14", "amd64", None),
+        ("linux-aarch64", "aarch64", "manylinux_2_17_aarch64"),
+        ("macosx-11.0-arm64", "x86_64", "macosx_11_0_arm64"),  # a build for another machine
+        ("macosx-10.13-universal2", "arm64", "macosx_11_0_arm64"),
+        ("win-amd64", "ARM64", "win_amd64"),  # emulated
+        ("linux-riscv64", "riscv64", None),
+        ("freebsd-14.1-release-amd64", "amd64", None),
     ],
 )
-def test_wheels_are_tagged_for_the_platform_of_the_build(wheels, monkeypatch, system, machine, expected):
-    monkeypatch.setattr("sys.platform", system)
-    monkeypatch.setattr("platform.machine", lambda: machine)
+def test_the_engine_is_built_for_the_platform_of_python(wheels, monkeypatch, python, processor, expected):
+    monkeypatch.setattr("sysconfig.get_platform", lambda: python)
+    monkeypatch.setattr("platform.machine", lambda: processor)
     assert wheels.platform_of_this_machine() == expected
 
 

@@ -8,7 +8,6 @@ import ctypes
 import itertools
 import math
 import os
-import platform
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -22,13 +21,15 @@ from lambdanets.ops.position.algorithm import CALL, Algorithm, Cost, Derivatives
 from lambdanets.ops.position.native_lengths import Transforms, choose_transforms, twiddles
 
 FOLDER = Path(__file__).with_name("libraries")
-# By machine, and by the first letters of PyTorch's name of the instruction set, which
-# ATEN_CPU_CAPABILITY can lower. A processor runs the libraries after its own, too. AVX10 may lack
-# vectors of 512 bits. native/libraries.py compiles them.
-_LIBRARIES = {
-    "x86_64": {"AVX512": "x86-64-v4", "AVX10": "x86-64-v3", "AVX2": "x86-64-v3", "": "x86-64-v2"},
-    "aarch64": {"": "aarch64"},
-}
+# By the first letters of PyTorch's name of the instruction set, which ATEN_CPU_CAPABILITY can lower. A processor runs
+# those after its own too, if they are installed: of one machine. AVX10 may lack vectors of 512 bits.
+_LIBRARIES = (
+    ("AVX512", "x86-64-v4"),
+    ("AVX10", "x86-64-v3"),
+    ("AVX2", "x86-64-v3"),
+    ("", "x86-64-v2"),
+    ("", "aarch64"),
+)
 WIDE, NARROW, FLOAT64 = 0, 1, 2  # kernels of a library: float32 in wide and in narrow vectors, float64
 
 _L2_BYTES = 1 << 20
@@ -109,10 +110,9 @@ class Library:
 @lru_cache(maxsize=1)
 def load_library() -> Library | None:
     """The widest library that this processor runs; None if there is none, or if none can be loaded."""
-    machine = "x86_64" if platform.machine().lower() in ("x86_64", "amd64") else "aarch64"
-    capability, libraries = torch.backends.cpu.get_cpu_capability(), _LIBRARIES[machine]
-    starts = itertools.dropwhile(lambda start: not capability.startswith(start), libraries)
-    files = (FOLDER.glob(f"{libraries[start]}.*") for start in starts)
+    capability = torch.backends.cpu.get_cpu_capability()
+    libraries = itertools.dropwhile(lambda library: not capability.startswith(library[0]), _LIBRARIES)
+    files = (FOLDER.glob(f"{name}.*") for _, name in libraries)
     for path in itertools.chain.from_iterable(files):
         try:
             return Library(path)

@@ -8,7 +8,7 @@ w = 2 pi / N:
 Only plain PyTorch operations, with transforms as matrix products: the algorithm for large windows where there is no
 compiled kernel, and the form of exported graphs. README.md in this folder derives N.
 
-Cost: about (4 F / W) window + F multiply-adds per lambda element (b n k v), with W positions of a row and F
+Cost: about (4 F / W) window + 2 F multiply-adds per lambda element (b n k v), with W positions of a row and F
 frequencies. A tile of T rows needs the rows of its window; its pairs have the same offsets as those of every other
 tile, so they share a block of R^. Memory: the block, and the lambdas of a tile.
 """
