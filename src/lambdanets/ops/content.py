@@ -82,5 +82,6 @@ def normalize_over_context(keys: Tensor, allowed: Tensor | None, normalize_keys:
         return keys
     if normalize_keys == "l2":
         return keys / sqrt_or_one(keys.square().sum(dim=-3, keepdim=True))
+    assert normalize_keys == "softmax"
     weights = keys.transpose(-3, -1).softmax(dim=-1).transpose(-3, -1)  # along contiguous positions
     return weights if allowed is None else weights.masked_fill(~allowed, 0)

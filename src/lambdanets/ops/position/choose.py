@@ -1,7 +1,7 @@
 """Chooses the algorithm with the least counted work within a limit on the workspace.
 
-GPUs use `fused` where they can. On CPUs that is mostly `native`, and `query_order` for small windows
-and maps, as at 7x7. Without compiled kernels, it is `query_order` or `row_transform`.
+GPUs use `fused` where they can, CPUs mostly `native`, and `query_order` for small windows and maps, as at 7x7. Without
+compiled kernels, it is `query_order` or `row_transform`. Exported graphs have their own choice, in exported.py.
 """
 
 from dataclasses import dataclass, field

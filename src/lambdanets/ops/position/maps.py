@@ -201,14 +201,14 @@ class Maps(NamedTuple):
 class MapAlgorithm(Algorithm):
     """An algorithm for the position term of maps, with the tiles and the examples of a call that take the least work.
 
-    sides, intra_depth: those of the maps. With them and the attributes of `Algorithm`, the constructor calls `tilings`
-    and `tiled_cost`.
+    sides: of the maps. terms: their intra-depth, u times the slices in reach. With them and the attributes of
+    `Algorithm`, the constructor calls `tilings` and `tiled_cost`.
     """
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         maps = Maps.of(problem.grid, problem.before, problem.after)
-        self.sides, self.intra_depth = (maps.rows.side, maps.columns.side), problem.intra_depth * maps.slices.window
+        self.sides, self.terms = (maps.rows.side, maps.columns.side), problem.intra_depth * maps.slices.window
         self.maps, self.batch = min(self.tilings(maps), key=lambda tiling: self.tiled_cost(*tiling).work)
 
     def cost(self) -> Cost:

@@ -52,13 +52,13 @@ class QueryOrder(MapAlgorithm):
 
     def tiled_cost(self, maps: Maps, batch: int) -> Cost:
         p, rows, columns, count = self.problem, maps.rows, maps.columns, batch * maps.slices.side
-        k, v, window = p.query_depth, p.value_depth, rows.window * columns.window * self.intra_depth
+        k, v, window = p.query_depth, p.value_depth, rows.window * columns.window * self.terms
         windows, positions = columns.num_tiles * count, rows.tile * columns.tile
         work = matmul_work(positions, p.heads * windows, k, window)
         work += matmul_work(windows, positions * p.heads, window, v)
         work = rows.num_tiles * (work + 6 * CALL) + 12 * CALL
         packed_elements = p.heads * count * rows.side * columns.side * (k + v)
-        packed_elements += windows * rows.side * columns.window * self.intra_depth * v
+        packed_elements += windows * rows.side * columns.window * self.terms * v
         work += _WORK_PER_COPIED_ELEMENT * packed_elements
         # Peak memory is in the backward pass: block and its gradient, logits twice and one product.
         elements = 4 * positions * k * window + 3 * packed_elements
@@ -70,7 +70,7 @@ class QueryOrder(MapAlgorithm):
         """The size of the logits of a row of tiles of a map."""
         rows, columns = maps.rows, maps.columns
         queries = self.problem.heads * rows.tile * columns.tile * columns.num_tiles
-        logits = queries * rows.window * columns.window * self.intra_depth
+        logits = queries * rows.window * columns.window * self.terms
         return accumulation_dtype(self.problem.dtype).itemsize * logits
 
     def block(self, table: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class QueryOrder(MapAlgorithm):
 
     def block_adjoint(self, grad_block: Tensor) -> Tensor:
         rows, columns, k = self.rows, self.columns, self.problem.query_depth
-        x = grad_block.view(rows.tile, columns.tile, k, rows.window, columns.window, self.intra_depth)
+        x = grad_block.view(rows.tile, columns.tile, k, rows.window, columns.window, self.terms)
         x = rows.add_pairs(x.permute(0, 1, 2, 5, 4, 3), 0)  # (r_1, T_2, k, u, w_2)
         return columns.add_pairs(x, 1)
 
@@ -104,7 +104,7 @@ class QueryOrder(MapAlgorithm):
     def _unpack_values(self, grad_values: Tensor) -> Tensor:
         """The adjoint of `_pack_values`."""
         rows, columns = self.rows, self.columns
-        x = grad_values.narrow(1, rows.padding[0], rows.side).unflatten(2, (columns.window, self.intra_depth))
+        x = grad_values.narrow(1, rows.padding[0], rows.side).unflatten(2, (columns.window, self.terms))
         x = x.unflatten(0, (columns.num_tiles, -1)).permute(1, 2, 0, 4, 5, 3)  # (b, S_1, J, u, v, w_2)
         return columns.add_windows(x, 2).flatten(1, 2).transpose(2, 3)
 

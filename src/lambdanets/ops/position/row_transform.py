@@ -145,13 +145,13 @@ class RowTransform(MapAlgorithm):
     def tiled_cost(self, maps: Maps, batch: int) -> Cost:
         p, (height, width), count = self.problem, self.sides, batch * maps.slices.side
         k, v, num_maps = p.query_depth, p.value_depth, p.batch * maps.slices.side
-        products = num_maps * multiply_adds(maps, k, v, self.intra_depth)
+        products = num_maps * multiply_adds(maps, k, v, self.terms)
         applied = num_maps * height * width * p.heads * k * v
         work = matmul_work(products / 64**3, 64, 64, 64)
         work += CALL * -(-p.batch // batch) * (12 + 8 * maps.rows.num_tiles)
         work += matmul_work(num_maps * height * width, p.heads, k, v)
         matrices = _length(maps.columns) * width
-        spectra = 2 * _frequencies(maps.columns) * height * self.intra_depth * count * v
+        spectra = 2 * _frequencies(maps.columns) * height * self.terms * count * v
         lambdas = maps.rows.tile * _length(maps.columns) * k * count * v
         packed = count * height * width * p.heads * (k + v)
         elements = 6 * self._block_elements(maps) + 4 * (matrices + spectra) + 8 * lambdas + 2 * packed
@@ -159,7 +159,7 @@ class RowTransform(MapAlgorithm):
 
     def _block_elements(self, maps: Maps) -> int:
         pairs = maps.rows.tile * maps.rows.window
-        return 4 * _frequencies(maps.columns) * pairs * self.problem.query_depth * self.intra_depth
+        return 4 * _frequencies(maps.columns) * pairs * self.problem.query_depth * self.terms
 
     def block(self, table: Tensor) -> Tensor:
         return table_block(table, self.maps)
