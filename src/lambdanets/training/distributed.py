@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,17 +82,13 @@ def process_group() -> Iterator[World]:
         yield world
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store, timeout = _connect_store(world), _COLLECTIVE_TIMEOUT
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
     try:
-        dist.init_process_group(
-            backend,
-            store=_connect_store(world),
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=_COLLECTIVE_TIMEOUT,
-        )
         yield world
     finally:
-        if dist.is_initialized():  # Lightning may have destroyed it
+        # a rank that fails exits at once: NCCL's group waits here for the other ranks, which may wait for this one
+        if not isinstance(sys.exception(), Exception | SystemExit):
             dist.destroy_process_group()
 
 
