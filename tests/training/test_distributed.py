@@ -145,10 +145,12 @@ def test_ranks_have_their_own_paths_of_the_data(tmp_path):
 
 
 @pytest.mark.forks
-def test_nodes_with_other_data_or_without_the_checkpoint_are_refused(tmp_path, monkeypatch):
+def test_nodes_with_other_data_or_another_checkpoint_are_refused(tmp_path, monkeypatch):
     def prepare(rank: int) -> None:
-        monkeypatch.setattr(run, "find_resumable", lambda folder, task: None if rank else folder)
-        for recipe, folder in ((RECIPE, tmp_path), (replace(RECIPE, seed=rank), None)):
+        monkeypatch.setattr(run, "find_resumable", lambda folder, task: setattr(task, "position", positions[rank]))
+        recipes = [(RECIPE, {"steps": 3}, None), (RECIPE, {"steps": 3}, {"steps": 2}), (replace(RECIPE, seed=rank),)]
+        for recipe, *positions in recipes:
+            folder = tmp_path if positions else None
             message = f"{'checkpoints' if folder else 'data'} must be the same on all nodes, got others on the ranks 1"
             with pytest.raises(SystemExit if rank else InputError, match="2" if rank else message):
                 run.prepare(recipe, distributed.World(rank, 2), folder)
