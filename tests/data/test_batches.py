@@ -105,10 +105,8 @@ def test_resumed_loader_yields_the_batches_of_an_uninterrupted_one(num_done, wor
 
 
 def test_a_last_step_that_two_ranks_dropped_stays_dropped_on_one() -> None:
-    def batches(ranks: int) -> Batches:
-        return loader(images(10), batch_size=4, batch_slice=BatchSlice(0, ranks, min_micro_batch=2))
-
-    one, two = batches(1), batches(2)
+    slices = (BatchSlice(0, ranks, min_micro_batch=2) for ranks in (1, 2))
+    one, two = (loader(images(10), batch_size=4, batch_slice=each) for each in slices)
     with pytest.raises(InputError, match=r"must be 3, as before, got 2 with 2 ranks and 1 acc.* step; use"):
         two.load_state_dict(one.state_dict())
     one.load_state_dict(two.state_dict())
