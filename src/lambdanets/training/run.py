@@ -311,16 +311,16 @@ def _ddp_strategy(model: str) -> DDPStrategy:
 
 
 def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> None:
-    """Evaluate the trained model, or that of the best epoch; write weights, figures and, last, result.json."""
+    """Write the weights of the trained model, or of the best epoch; evaluate it; write figures, at last result.json."""
     if task.patience:
         best = folder / "checkpoints" / BEST
         load_tensors(task.model, read_weights(best)[0], str(best))
     task.model.to(resolve_device()).eval()  # Lightning moves the model to the CPU at the end
+    save_weights(folder / WEIGHTS, task.model, task.card().without_paths().to_json())
     recipe, evaluator = task.recipe, task.evaluator(task.validation if task.test is None else task.test)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size
     evaluation = evaluator.evaluate(batch_size=batch_size, workers=recipe.workers)
     evaluator.draw(evaluation, folder)
-    save_weights(folder / WEIGHTS, task.model, task.card().without_paths().to_json())
     draw_curves(log, folder / "curves.png")
     fields = dict(evaluation.scores)
     if task.test is not None:
