@@ -104,6 +104,15 @@ def test_resumed_loader_yields_the_batches_of_an_uninterrupted_one(num_done, wor
     assert_same(actual, expected[num_done : num_done + len(actual)])
 
 
+def test_a_last_step_that_two_ranks_dropped_stays_dropped_on_one() -> None:
+    slices = (BatchSlice(0, ranks, min_micro_batch=2) for ranks in (1, 2))
+    one, two = (loader(images(10), batch_size=4, batch_slice=each) for each in slices)
+    with pytest.raises(InputError, match=r"must be 3, as before, got 2 with 2 ranks and 1 acc.* step; use"):
+        two.load_state_dict(one.state_dict())
+    one.load_state_dict(two.state_dict())
+    assert len(list(one)) == len(one) == one.steps_per_epoch == 2
+
+
 def test_the_next_iteration_finishes_an_incomplete_epoch() -> None:
     expected = list(loader(images(11)))
     batches = loader(images(11))

@@ -31,22 +31,9 @@ SHALLOW = {"layers": [1, 1, 1, 1], "lambda_blocks": [[], [], [1], []]}
 
 def quick_recipe(images):
     """A recipe that trains in about half a second: 3 epochs of 3 steps, with all random augmentations."""
-    return replace(
-        DIGITS,
-        model_options=SHALLOW,
-        data=str(images),
-        channels=3,
-        image_size=8,
-        epochs=3,
-        batch_size=6,
-        warmup_epochs=0.5,
-        drop_path=0.2,
-        dropout=0.1,
-        flip=0.5,
-        rand_augment="rand-m5-n1",
-        checkpoint_every=2,
-        seed=SEED,
-    )
+    fields = {"data": str(images), "channels": 3, "image_size": 8, "epochs": 3, "batch_size": 6, "warmup_epochs": 0.5}
+    augmentations = {"drop_path": 0.2, "dropout": 0.1, "flip": 0.5, "rand_augment": "rand-m5-n1"}
+    return replace(DIGITS, model_options=SHALLOW, **fields, **augmentations, checkpoint_every=2, seed=SEED)
 
 
 def load_weights(folder):

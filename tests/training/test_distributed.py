@@ -18,6 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.cli import main
+from lambdanets.cli.options import program
 from lambdanets.data.order import BatchSlice
 from lambdanets.errors import InputError
 from lambdanets.recipes.digits import recipe as DIGITS
@@ -102,17 +103,8 @@ def train_and_kill_once(folder: Path) -> None:
 
 def run_agent(folder: Path, port: int) -> None:
     """Run torchrun's agent of one of two nodes with one rank each. Ranks are forked, which saves time for imports."""
-    config = LaunchConfig(
-        min_nodes=2,
-        max_nodes=2,
-        nproc_per_node=1,
-        run_id="test",
-        rdzv_backend="c10d",
-        rdzv_endpoint=f"127.0.0.1:{port}",
-        max_restarts=2,
-        monitor_interval=0.1,
-        start_method="fork",
-    )
+    rendezvous = {"run_id": "test", "rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}"}
+    config = LaunchConfig(2, 2, 1, **rendezvous, max_restarts=2, monitor_interval=0.1, start_method="fork")
     elastic_launch(config, train_and_kill_once)(folder)
 
 
@@ -145,10 +137,12 @@ def test_ranks_have_their_own_paths_of_the_data(tmp_path):
 
 
 @pytest.mark.forks
-def test_nodes_with_other_data_or_without_the_checkpoint_are_refused(tmp_path, monkeypatch):
+def test_nodes_with_other_data_or_another_checkpoint_are_refused(tmp_path, monkeypatch):
     def prepare(rank: int) -> None:
-        monkeypatch.setattr(run, "find_resumable", lambda folder, task: None if rank else folder)
-        for recipe, folder in ((RECIPE, tmp_path), (replace(RECIPE, seed=rank), None)):
+        monkeypatch.setattr(run, "find_resumable", lambda folder, task: setattr(task, "position", positions[rank]))
+        recipes = [(RECIPE, {"steps": 3}, None), (RECIPE, {"steps": 3}, {"steps": 2}), (replace(RECIPE, seed=rank),)]
+        for recipe, *positions in recipes:
+            folder = tmp_path if positions else None
             message = f"{'checkpoints' if folder else 'data'} must be the same on all nodes, got others on the ranks 1"
             with pytest.raises(SystemExit if rank else InputError, match="2" if rank else message):
                 run.prepare(recipe, distributed.World(rank, 2), folder)
@@ -187,6 +181,24 @@ def test_launch_returns_the_exit_code_of_its_ranks(capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_launch_leaves_the_signals_alone_that_nohup_ignores(monkeypatch):
+    handled = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(torchrun, "run", lambda options: handled.append(options.signals_to_handle))
+    monkeypatch.setattr(signal, "getsignal", lambda signum: signal.SIG_IGN if signum == signal.SIGHUP else None)
+    distributed.launch(2, [])
+    assert handled == ["SIGINT,SIGTERM,SIGUSR1,SIGUSR2,SIGQUIT"]
+
+
+def test_ranks_that_a_user_has_started_are_resumed_by_the_same_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "recipe.json").touch()
+    monkeypatch.setattr(run, "start", lambda *_: (tmp_path / "nothing").stat())  # which fails
+    for ranks, how in ((2, " the same command\n"), (1, f": {program()} train --resume {tmp_path}\n")):
+        monkeypatch.setattr(distributed, "get_world", lambda ranks=ranks: distributed.World(world_size=ranks))
+        assert main(["train", "digits", "--run", str(tmp_path)]) == 2
+        assert capsys.readouterr().err.endswith(f"; resume with{how}")
+
+
 def run_command_until_sigterm(*arguments: str) -> None:
     """Run a command as a rank. At step 5 the first rank sends SIGTERM to torchrun's agent, which forwards it to all."""
     for signum in (signal.SIGINT, signal.SIGTERM):  # the default handlers, as in a new process
@@ -218,10 +230,11 @@ def launch_and_stop(arguments: list[str]) -> None:
 def test_two_ranks_resume_bit_identically_after_sigterm(uninterrupted, tmp_path, capfd):
     folder = tmp_path / "stopped"
     options = [f"--{name.replace('_', '-')}={value}" for name, value in FIELDS.items()]
-    arguments = ["train", "digits", *options, "--workers", "1", "--run", str(folder)]
+    arguments = ["train", "digits", *options, "--workers", "1", "--devices", "2", "--run", str(folder)]
     assert exit_codes(launch_and_stop, [(arguments,)]) == [130]
     output = capfd.readouterr().err
-    assert f"lambdanets train --resume {folder}" in output  # printed only if the ranks stop before torchrun kills them
+    # printed only if the ranks stop before torchrun kills them
+    assert f"lambdanets train --resume {folder} --devices 2" in output
     assert not (folder / "result.json").exists()
     assert "Traceback" not in output, output[-2000:]
     content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)

@@ -15,11 +15,12 @@ import torch
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
+from lambdanets.inference.classifier import Classifier
 from lambdanets.records import write_json
 from lambdanets.tasks.classification import ClassificationTask
 from lambdanets.training import micro_batches, run
 from lambdanets.training.module import TrainingModule
-from training.runs import assert_same_result, at_step, interrupted_run, resume
+from training.runs import CrashError, assert_same_result, at_step, crash, interrupted_run, resume
 
 
 def test_early_stopping_resumes_bit_identically(quick, tmp_path, monkeypatch):
@@ -34,10 +35,11 @@ def test_early_stopping_resumes_bit_identically(quick, tmp_path, monkeypatch):
     assert (result["epochs"], result["held_out_top1"]) == (4, 0.75)
     for step in (4, 7):
         folder = interrupted_run(recipe, tmp_path / "interrupted", monkeypatch, step)
-    run.start(recipe, folder)
-    assert_same_result(tmp_path / "uninterrupted", folder)
-    for name in ("result.json", "weights.safetensors"):
-        (folder / name).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Classifier, "evaluate", lambda *_, **options: crash())
+        with pytest.raises(CrashError):
+            run.start(recipe, folder)
+    assert (folder / "weights.safetensors").is_file()  # nobody has to wait for an evaluation that fails
     at_step(monkeypatch, 8, lambda: pytest.fail("trained again"))
     resume(folder)
     assert_same_result(tmp_path / "uninterrupted", folder)

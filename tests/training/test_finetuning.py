@@ -16,16 +16,8 @@ from lambdanets.training import run
 from training.runs import initialized_model, load_weights
 from training.teachers import write_teacher
 
-BASE = replace(
-    DIGITS,
-    data="",
-    channels=3,
-    image_size=8,
-    mean=(0.4, 0.5, 0.6),
-    std=(0.1, 0.2, 0.3),
-    batch_size=6,
-    model_options={"scope": 7, "heads": 2},
-)
+PREPROCESSING = {"channels": 3, "image_size": 8, "mean": (0.4, 0.5, 0.6), "std": (0.1, 0.2, 0.3)}
+BASE = replace(DIGITS, data="", batch_size=6, model_options={"scope": 7, "heads": 2}, **PREPROCESSING)
 
 
 @pytest.fixture(scope="module")

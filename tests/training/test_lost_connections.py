@@ -29,11 +29,12 @@ def test_lost_connections_are_described_and_other_errors_are_not(error, is_lost)
 def gather_with_a_lost_rank(rank, port, lost_rank):
     """Exit with code 7 if a collective raises the error with the explanation, with code 1 for another error."""
     become_rank(rank, port=port)
+    dist.destroy_process_group = lambda: os._exit(2)  # that of NCCL would wait for the other rank
     try:
         with process_group():
             all_gather_lists([rank])
             if rank == lost_rank:
-                os._exit(9)
+                raise SystemExit(9)
             all_gather_lists([rank])
     except RuntimeError as error:
         os._exit(7 if "connection to another rank was lost" in (describe_failure(error) or "") else 1)

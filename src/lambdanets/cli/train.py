@@ -65,10 +65,10 @@ def main(arguments: list[str]) -> int:
         return 0
     if world.world_size > 1 and folder == default:
         raise InputError("run must be given with several processes, the same for all; set it with --run DIR")
-    words = [name] if name.endswith(".py") else []
+    words = ["train", *([name] if name.endswith(".py") else [])]
     words += ["--resume", str(folder), *(["--devices", str(options.devices)] if options.devices else [])]
-    how = f"resume with: {program()} train {shlex.join(words)}"
-    with resumable(how, folder / RECIPE) if world.rank == 0 else uninterrupted():
+    how = f": {program()} {shlex.join(words)}" if world.world_size == 1 or options.devices else " the same command"
+    with resumable(f"resume with{how}", folder / RECIPE) if world.rank == 0 else uninterrupted():
         result = run.start(recipe, folder)
     if result:  # on rank 0
         report_unreadable(result["unreadable"])

@@ -161,14 +161,15 @@ class Batches(AbstractContextManager["Batches"]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Resume after the steps in `state`, which must be from the same set, batch size and seed.
 
-        The batch slice may differ. Raises InputError if the steps per epoch differ because of it.
+        The batch slice may differ. A last step that was dropped still is. Raises InputError if one is dropped only now.
         """
         ranks, parts = self.batch_slice.world_size, self.batch_slice.accumulation_steps
-        if state["steps_per_epoch"] != self.steps_per_epoch:
+        if state["steps_per_epoch"] > self.steps_per_epoch:
             raise InputError(
                 f"steps per epoch must be {state['steps_per_epoch']}, as before, got {self.steps_per_epoch} "
                 f"with {plural(ranks, 'rank')} and {plural(parts, 'accumulation step')}; use fewer"
             )
+        self.steps_per_epoch = self._order.steps_per_epoch = state["steps_per_epoch"]
         self._order.num_done = state["steps"] * parts
 
 

@@ -199,10 +199,10 @@ class Checkpoints(Callback):
     """Writes checkpoints, and stops the run on a signal or early.
 
     last.ckpt is written every `checkpoint_every` steps and after each epoch's validation, but not between the last step
-    of an epoch and its validation, because Lightning would skip the validation when the run resumes. The position in
-    the training data is stored here, because Lightning restores the state of a data loader only in the middle of an
-    epoch. best.ckpt has the highest validation metric of all epochs. After `task.patience` epochs without improvement
-    the run stops, also at once if it is resumed later.
+    of an epoch and its validation, because Lightning would skip the validation when the run resumes. It has the
+    position in the training data (`Task.position`), since Lightning restores the state of a loader only in mid-epoch.
+    best.ckpt has the highest validation metric of all epochs. After `task.patience` epochs without improvement the run
+    stops, also at once if it is resumed later.
 
     On a signal, the step is finished and a checkpoint written. All ranks stop after the same step, even if only one of
     them received the signal, and several ranks end a validation first.
@@ -216,9 +216,6 @@ class Checkpoints(Callback):
     def state_dict(self) -> dict[str, Any]:
         parts = self.training_batches.batch_slice.accumulation_steps
         return {"data": self.task.fingerprint, "parts": parts, **self.training_batches.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.training_batches.load_state_dict(state)
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # Lightning counts micro-batches; their number per step changes with the world size

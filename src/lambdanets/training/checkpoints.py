@@ -28,7 +28,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def find_resumable(folder: Path, task: Task) -> Path | None:
-    """Return the last checkpoint of a run; None if there is none. The task gets its weights.
+    """Return the last checkpoint of a run; None if there is none. The task gets its weights and its position.
 
     Raises InputError if it is damaged, or from a run of another recipe or on other data.
     """
@@ -44,7 +44,7 @@ def find_resumable(folder: Path, task: Task) -> Path | None:
             if member := archive.testzip():  # torch.load does not verify checksums
                 raise InputError(f"the checksum of {member} in it is wrong")
         saved = parse_recipe(json.loads(state["lambdanets"])["recipe"], path)  # of the model card
-        fingerprint = state["callbacks"][Checkpoints.state_key]["data"]
+        fingerprint = (position := state["callbacks"][Checkpoints.state_key])["data"]
     except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is damaged: {one_line(error)}; {advice}") from error
     if saved.identity() != task.recipe.identity():
@@ -52,5 +52,5 @@ def find_resumable(folder: Path, task: Task) -> Path | None:
     if fingerprint != task.fingerprint:
         raise InputError("the data has changed since the run started (images, file names or classes); start a new run")
     load_tensors(task.model, tensors, str(path))
-    task.initial_weights = state["initial_weights"]
+    task.initial_weights, task.position = state["initial_weights"], position
     return path

@@ -2,7 +2,9 @@
 
 import logging
 import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from lambdanets.errors import InputError
-from lambdanets.signals import EXIT_CODE
+from lambdanets.signals import EXIT_CODE, SIGNALS
 
 T = TypeVar("T")
 # Long, because ranks wait while rank zero evaluates or writes. If a rank dies, the others notice its closed connection.
@@ -54,10 +56,11 @@ def launch(num_processes: int, arguments: list[str]) -> int:
     # otherwise torchrun would give each process one thread; PyTorch's number is that of the cores this process may use
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // num_processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    signals = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"  # by default, without the last two
-    options = ["--standalone", f"--nproc-per-node={num_processes}", signals, "-m", "--", "lambdanets"]
+    # by default not SIGUSR1 and SIGUSR2, but also those that the parent process ignores, as SIGHUP under nohup
+    handled = [*(signum.name for signum in SIGNALS if signal.getsignal(signum) != signal.SIG_IGN), "SIGQUIT"]
+    options = ["--standalone", f"--nproc-per-node={num_processes}", f"--signals-to-handle={','.join(handled)}"]
     try:
-        torchrun.run(torchrun.parse_args([*options, *arguments]))
+        torchrun.run(torchrun.parse_args([*options, "-m", "--", "lambdanets", *arguments]))
     except ChildFailedError as error:
         code = error.get_first_failure()[1].exitcode
         return code if code > 0 else 1  # negative for a signal
@@ -81,17 +84,13 @@ def process_group() -> Iterator[World]:
         yield world
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store, timeout = _connect_store(world), _COLLECTIVE_TIMEOUT
+    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size, timeout=timeout)
     try:
-        dist.init_process_group(
-            backend,
-            store=_connect_store(world),
-            rank=world.rank,
-            world_size=world.world_size,
-            timeout=_COLLECTIVE_TIMEOUT,
-        )
         yield world
     finally:
-        if dist.is_initialized():  # Lightning may have destroyed it
+        # a rank that fails exits at once: NCCL's group waits here for the other ranks, which may wait for this one
+        if dist.is_initialized() and not isinstance(sys.exception(), Exception | SystemExit):
             dist.destroy_process_group()
 
 

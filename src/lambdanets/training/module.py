@@ -99,8 +99,7 @@ class TrainingModule(LightningModule):
         """
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # of 16-mixed
         statistics = [buffer for norm in _norms(self.model) for buffer in norm.buffers() if buffer.is_floating_point()]
-        tensors = [*(parameter.detach() for parameter in self.model.parameters()), *statistics]
-        norm = torch.nn.utils.get_total_norm(tensors)
+        norm = torch.nn.utils.get_total_norm([*(p.detach() for p in self.model.parameters()), *statistics])
         is_finite = math.isfinite(loss) if scaler is None else scaler.get_scale() >= _MIN_GRADIENT_SCALE
         if not (norm.isfinite() and is_finite):
             raise InputError(
@@ -112,8 +111,7 @@ class TrainingModule(LightningModule):
         self._measures += self._evaluator.measure(batch)
 
     def on_validation_epoch_end(self) -> None:
-        measures = all_gather_lists(self._measures)
-        self._measures = []
+        measures, self._measures = all_gather_lists(self._measures), []
         self.validation_metrics = broadcast_from_rank_zero(lambda: self._score(measures))
 
     def _score(self, measures: list[Any]) -> dict[str, float]:

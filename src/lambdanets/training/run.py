@@ -163,7 +163,7 @@ def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) ->
     tasks: list[Task] = []  # rank zero first: if it fails, only its error is reported
     broadcast_from_rank_zero(lambda: tasks.append(open_task(recipe, world, folder)))
     task = tasks[0] if tasks else open_task(recipe, world, folder)
-    states = all_gather_lists([(task.fingerprint, task.checkpoint is None)])
+    states = all_gather_lists([(task.fingerprint, task.position)])
     if others := [rank for rank, state in enumerate(states) if state != states[0]]:
         if world.rank:
             raise SystemExit(2)  # rank zero reports the error
@@ -173,7 +173,10 @@ def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) ->
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     batch_size, evaluator = task.EVALUATION_BATCH_SIZE or recipe.batch_size, task.evaluator(task.validation)
     validation = evaluator.batches(batch_size=batch_size, workers=recipe.workers, batch_slice=batch_slice)
-    return task, task.training_batches(batch_slice), validation
+    training = task.training_batches(batch_slice)
+    if task.position is not None:
+        training.load_state_dict(task.position)
+    return task, training, validation
 
 
 def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) -> Task:
@@ -308,16 +311,16 @@ def _ddp_strategy(model: str) -> DDPStrategy:
 
 
 def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> None:
-    """Evaluate the trained model, or that of the best epoch; write weights, figures and, last, result.json."""
+    """Write the weights of the trained model, or of the best epoch; evaluate it; write figures, at last result.json."""
     if task.patience:
         best = folder / "checkpoints" / BEST
         load_tensors(task.model, read_weights(best)[0], str(best))
     task.model.to(resolve_device()).eval()  # Lightning moves the model to the CPU at the end
+    save_weights(folder / WEIGHTS, task.model, task.card().without_paths().to_json())
     recipe, evaluator = task.recipe, task.evaluator(task.validation if task.test is None else task.test)
     batch_size = task.EVALUATION_BATCH_SIZE or recipe.micro_batch or recipe.batch_size
     evaluation = evaluator.evaluate(batch_size=batch_size, workers=recipe.workers)
     evaluator.draw(evaluation, folder)
-    save_weights(folder / WEIGHTS, task.model, task.card().without_paths().to_json())
     draw_curves(log, folder / "curves.png")
     fields = dict(evaluation.scores)
     if task.test is not None:

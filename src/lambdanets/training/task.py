@@ -44,6 +44,7 @@ class Task(ABC):
     patience: int | None = None  # epochs without improvement until early stopping
     initial_weights: dict[str, str] | None = None  # name and hash of their file
     checkpoint: Path | None = None  # from which the run resumes
+    position: dict[str, Any] | None = None  # of the checkpoint in the training data
 
     def __init__(self, recipe: Any) -> None:
         self.recipe = recipe
