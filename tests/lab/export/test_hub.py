@@ -221,7 +221,7 @@ def test_rejects_a_damaged_model_folder(file, content, message, teacher, tmp_pat
 
 
 def test_torch_hub_lists_every_model_and_loads_them(monkeypatch):
-    repository = str(Path(__file__).parents[1])
+    repository = str(Path(__file__).parents[3])
     monkeypatch.setattr(sys, "path", [*sys.path])
     entry_points = runpy.run_path(f"{repository}/hubconf.py")
     assert sys.path[:2] == [f"{repository}/src", f"{repository}/lab"]  # the package need not be installed
