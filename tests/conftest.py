@@ -30,9 +30,9 @@ from noise_images import write_two_classes
 torch.zeros(1, requires_grad=True).sum().backward()
 
 # Fixtures, and the groups of their tests: those of a group run in the same worker of pytest-xdist, so that each fixture
-# is created once.
+# is created once. Cheaper ones, such as `quick_run`, are not here: their tests can run beside the largest group.
 EXPENSIVE_FIXTURES = {
-    **dict.fromkeys(("trained_detector", "trained_segmenter", "quick_run"), "runs"),
+    **dict.fromkeys(("trained_detector", "trained_segmenter"), "runs"),
     **{name: name for name in ("exported_detector", "interpreted", "uninterrupted", "outputs")},
 }
 

@@ -6,12 +6,12 @@ import numpy as np
 from PIL import Image
 
 
-def write_images(folder: Path, count: int, brightness: int) -> None:
-    """Write noise images of 12 x 10 pixels with a mean brightness; the same images at every call."""
+def write_images(folder: Path, count: int, brightness: int, height: int = 10) -> None:
+    """Write noise images, 12 pixels wide, with a mean brightness; the same images at every call."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(brightness)
     for i in range(count):
-        pixels = np.clip(random.normal(brightness, 30, (10, 12, 3)), 0, 255).astype(np.uint8)
+        pixels = np.clip(random.normal(brightness, 30, (height, 12, 3)), 0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(folder / f"{i:02}.png")
 
 

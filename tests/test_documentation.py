@@ -35,7 +35,7 @@ SMALL = {
     "benchmark": "--shapes 7x7x16 --scopes 3 --repeats 3 --seconds 0.01 --candidates lambdanets convolution",
 }
 COCO_FILES = ("annotations", "train", "val", "test")
-TRAINED: list[list[str]] = []  # trainings on other pages, which need not run again
+RUN: list[list[str]] = []  # commands on other pages, which need not run again
 
 
 class ParsedError(Exception):
@@ -70,7 +70,7 @@ class Folder:
             "runs/regions": partial(shutil.copytree, runs["segmentation"]),
             "PHOTOS": write_two_classes,
             "NEW_PHOTOS": partial(write_images, count=2, brightness=60),
-            "MICROGRAPHS": partial(write_images, count=1, brightness=20),
+            "MICROGRAPHS": partial(write_images, count=1, brightness=20, height=2),
             "IMAGES": partial(shutil.copytree, digits / "train"),
             "LABELS": self.write_labels,
             **{f"{name}.json": partial(shutil.copy, digits / "train.json") for name in COCO_FILES},
@@ -131,10 +131,10 @@ def run_shell(folder, patch, example):
         for word in arguments:
             if word.endswith(".py"):
                 Path(word).write_text(folder.python)
-        if not is_run(example) or (arguments[0] == "train" and arguments in TRAINED):
+        if not is_run(example) or arguments in RUN:
             parse(arguments, patch)
             continue
-        TRAINED.append(arguments)
+        RUN.append(arguments)
         folder.provide(re.sub(r"--(run|out) \S+", "", line))
         small = [] if "--resume" in arguments else SMALL.get(arguments[0], "").split()
         assert main([*arguments, *small]) == 0, f"{example.path}, line {example.line}: {line}"

@@ -9,15 +9,13 @@ from PIL import Image
 
 import lambdanets as ln
 from commands import succeed
+from lambdanets.files import is_output
 from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations
 from training.teachers import write_teacher
 
 FILES = {
     "classification": [
-        "confusion_matrix.csv",
-        "confusion_matrix.png",
-        "predictions.csv",
-        "predictions.png",
+        *("confusion_matrix.csv", "confusion_matrix.png", "predictions.csv", "predictions.png"),
         "scores.json",
     ],
     "detection": ["predictions.png", "results.json", "scores.json"],
@@ -35,6 +33,7 @@ def test_evaluate_reproduces_the_scores_of_the_run_and_writes_them(task, runs, t
     assert any(line.startswith("classes: 2 (") for line in lines)
     assert last == f"scores and figures: {tmp_path / 'out'}"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == FILES[task]
+    assert is_output({*FILES[task]})
     scores = json.loads((tmp_path / "out/scores.json").read_text())
     assert scores == {name: result[name] for name in scores}
     assert {"classification": "top1", "detection": "AP_by_category", "segmentation": "classes"}[task] in scores

@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in NAMES:
         (tmp_path / name).mkdir()
-        draw_nuclei(1, seed=0)[0].resize((48, 48)).save(tmp_path / name / "a.png")
+        draw_nuclei(1, seed=0)[0].resize((64, 8)).save(tmp_path / name / "a.png")
     (tmp_path / "digits/config.json").write_text("{}")
     (tmp_path / "digits/curves.png").write_bytes(b"of something else")
     return tmp_path
@@ -57,7 +57,8 @@ def test_folders_and_files_with_names_of_data_sets_are_paths(folder):
     (folder / "torch/train.json").touch()
     paths = {"data": "torch/train.json", "images": "digits", "validation_data": "torch/train.json"}
     absolute = {name: str(folder / path) for name, path in paths.items()}
-    assert run.absolute_paths(DetectionRecipe(**paths)) == absolute
+    resolved = run.resolve_recipe(DetectionRecipe(**paths, model="resnet18"))
+    assert {name: getattr(resolved, name) for name in paths} == absolute
     assert run.absolute_paths(replace(DIGITS, data="torch/cifar10")) == {}
     with pytest.raises(InputError, match="model must be given"):
         run.resolve_recipe(DetectionRecipe(**paths, weights="nuclei"))

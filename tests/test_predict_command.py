@@ -16,7 +16,7 @@ import lambdanets as ln
 from commands import contents, fail, succeed
 from lambdanets.cli import main
 from lambdanets.data.image_search import find_images
-from lambdanets.files import encode_utf8
+from lambdanets.files import encode_utf8, is_output
 from lambdanets.inference import loading
 from lambdanets.work import locked
 from lambdanets_lab.demo.examples import draw_nuclei
@@ -36,6 +36,7 @@ def photos(trained_detector, tmp_path):
         shutil.copy(path, folder / name)
     Image.new("RGB", (31, 17), "white").save(folder / "white.png")
     (folder / "text.png").write_text("no image")
+    (folder / "notes.txt").touch()
     return folder
 
 
@@ -109,6 +110,8 @@ def test_predict_writes_and_prints_a_result_for_each_readable_image(task, runs, 
     readable = [path for path in find_images([str(photos)])[0] if path.name != "text.png"]
     assert len(output.out.splitlines()) == len(readable) + 1
     CHECKS[task](out, readable, output.out.splitlines())
+    assert task == "classification" or is_output({path.name for path in out.iterdir()})
+    assert "left out: 1 .txt\n" in output.err
     assert "skipped 1 unreadable image:\n" in output.err
     assert "text.png" in output.err
 
@@ -133,6 +136,7 @@ def test_detector_divides_large_images_of_several_channels_into_tiles(runs, phot
     assert "0 of 1 image could be read" in fail(capsys, *command, "--out", tmp_path / "none")
     tiles = ("--channel", "1", "--tile-size", "96", "--batch-size", "2", "--score", "0.3")
     succeed(*command, *tiles, "--out", tmp_path / "out")
+    assert is_output({path.name for path in (tmp_path / "out").iterdir()})
     (path,) = (tmp_path / "out/labels").iterdir()
     labels = np.asarray(Image.open(path))
     assert labels.shape == mosaic.shape
@@ -145,7 +149,7 @@ def test_detector_divides_large_images_of_several_channels_into_tiles(runs, phot
 
 def test_python_and_the_command_use_the_tiles_and_stretching_of_a_model(tmp_path):
     path = tmp_path / "large.png"
-    draw_nuclei(99, seed=0, side=600)[0].crop((0, 0, 600, 96)).point(lambda value: value // 4).save(path)
+    draw_nuclei(99, seed=0, side=600)[0].crop((0, 0, 600, 48)).point(lambda value: value // 4).save(path)
     nuclei, scores = ln.load("nuclei", device="cpu"), []
     for words, options in (("", {}), ("--tile-size 0", {"tile_size": 0}), ("--stretch off", {"stretch": False})):
         (found,) = nuclei.predict(path, **options)

@@ -1,7 +1,7 @@
 """The checks of dev/release.py refuse other versions, uncommitted files, missing files and paths of this machine."""
 
+import os
 import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +10,10 @@ from scripts import load_script
 release = load_script("dev/release.py")
 
 
-def test_release_needs_one_version_and_a_clean_tree(tmp_path):
+def test_release_needs_one_version_and_a_clean_tree(tmp_path, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)  # in a hook of git, the repository of the hook
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)  # that of the user may sign commits
     (tmp_path / "src/lambdanets").mkdir(parents=True)
     (tmp_path / "src/lambdanets/__init__.py").write_text('__version__ = "1.2.0"\n')
     (tmp_path / "CITATION.cff").write_text("version: 1.2.0\n")
@@ -26,8 +29,9 @@ def test_release_needs_one_version_and_a_clean_tree(tmp_path):
         release.check_version(tmp_path)
 
 
-def test_release_refuses_missing_files_and_paths_of_this_machine(tmp_path):
-    (tmp_path / "a.py").write_text(f"DATA = '{Path.home() / 'data'}'\n")
+def test_release_refuses_missing_files_and_paths_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "a.py").write_text("DATA = '/home/me/data'\n")
     with tarfile.open(tmp_path / "a-1.tar.gz", "w:gz") as sdist:
         for name in ("a.py", "PKG-INFO"):
             sdist.add(tmp_path / "a.py", f"a-1/{name}")

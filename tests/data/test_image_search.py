@@ -3,9 +3,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from lambdanets.data.datasets import open_splits
 from lambdanets.data.image_search import describe_left_out, find_images, image_suffixes
 from lambdanets.data.images import FORMATS, read_image
 from lambdanets.errors import InputError
+from lambdanets.files import _OUTPUTS
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -30,6 +32,18 @@ def test_files_that_are_not_read_are_counted_by_suffix(tmp_path: Path) -> None:
     assert ", 1 empty folder 'cats/drafts', " in describe_left_out(find_images([str(tmp_path)])[1])
     with pytest.raises(InputError, match=r"has none; left out: 1 \.czi, 1 \.heic, 1 without"):
         find_images([str(tmp_path / "c")])
+
+
+def test_output_folders_of_commands_are_not_data(two_classes: Path) -> None:
+    """The tests of the commands assert that their output is recognized."""
+    images = find_images([str(two_classes)])[0]
+    for number, names in enumerate(_OUTPUTS):
+        touch(two_classes / f"out{number}", *names, "a.png", "labels/00.png")
+    for inputs in ([str(two_classes)], sorted(map(str, two_classes.iterdir()))):
+        assert sorted(find_images(inputs)[0]) == images
+    splits = open_splits(str(two_classes))
+    assert splits.train.classes == ("dark", "light")
+    assert splits.left_out == {f"output folder 'out{number}' of a command": 1 for number in range(len(_OUTPUTS))}
 
 
 def test_suffixes_of_all_formats_that_are_read_are_found(tmp_path: Path) -> None:

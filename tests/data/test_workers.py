@@ -25,13 +25,13 @@ def make_load_hang(monkeypatch: pytest.MonkeyPatch) -> Semaphore:
         return load(self, index)
 
     monkeypatch.setattr(LabeledImages, "load", load_or_hang)
-    monkeypatch.setattr(batches_module, "_KILL_AFTER", 0.5)
     return hanging
 
 
 @pytest.mark.parametrize("hangs", [False, True])
 def test_exit_shuts_workers_down_and_kills_hanging_ones(monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
     hanging = make_load_hang(monkeypatch) if hangs else None
+    monkeypatch.setattr(batches_module, "_KILL_AFTER", 0.5 if hangs else 60)
     other_processes = multiprocessing.active_children()
     with loader(images(12), workers=2) as batches:
         next(iter(batches))

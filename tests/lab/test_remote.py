@@ -23,6 +23,8 @@ from lambdanets_lab import remote
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's cache folder; retries do not wait."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in (remote.CACHE, remote.CACHE_BYTES):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(remote, "DELAY", 0.01)
     monkeypatch.setattr(remote, "verified", set())

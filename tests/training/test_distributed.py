@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.nn.parallel import DistributedDataParallel
 
+from lambdanets import signals
 from lambdanets.cli import main
 from lambdanets.cli.options import program
 from lambdanets.data.order import BatchSlice
@@ -209,7 +210,8 @@ def run_command_until_sigterm(*arguments: str) -> None:
     def send_sigterm() -> None:
         if not sent:  # only in the first micro-batch of the step
             sent.append(os.kill(os.getppid(), signal.SIGTERM))
-            time.sleep(2)  # wait until the agent has forwarded the signal
+            while not signals.arrived:  # forwarded by the agent
+                time.sleep(0.01)
 
     if os.environ["RANK"] == "0":
         at_step(pytest.MonkeyPatch(), 5, send_sigterm)

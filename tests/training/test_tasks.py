@@ -12,6 +12,7 @@ import torch
 
 from lambdanets.cli import main
 from lambdanets.errors import InputError
+from lambdanets.files import is_output
 from lambdanets.inference.loading import load
 from lambdanets.tasks.detection import LOSS_NAMES
 from lambdanets.training import run
@@ -66,6 +67,7 @@ def test_run_writes_its_files_and_result(task, finished):
         *("checkpoints/last.ckpt", "checkpoints/best.ckpt"),
         *(name for name in files if name.startswith("tensorboard/events")),
     }
+    assert is_output(files)
     result = json.loads((finished / "result.json").read_text())
     assert {"seconds", "images_per_second", "parameters", "summary", "commit", "versions", "hardware"} <= result.keys()
     assert result["recipe"]["task"] == task

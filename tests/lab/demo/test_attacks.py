@@ -107,15 +107,17 @@ def test_file_that_cannot_be_used_gives_one_sentence(client):  # tests/data has 
 
 
 def test_stalled_uploads_are_ended_and_limited(client, monkeypatch):
-    monkeypatch.setattr(app, "MAX_SECONDS", 2)
     stalled = [client.start_upload() for _ in range(app.MAX_REQUESTS)]
     _, *others = (client.send("POST", "/predict?model=0", encode(PRIVATE)) for _ in range(5))  # the first may overtake
     assert all(status == 503 and "8 images are in work" in content["error"] for status, content in others)
-    answers = [connection.makefile("rb").read() for connection in stalled]
-    assert all(answer.startswith(b"HTTP/1.1 408") and b"within 2 seconds" in answer for answer in answers)
-    for connection in (*stalled, client.start_upload()):  # the last one is closed before its body is complete
+    for connection in stalled:
         connection.close()
-    assert client.send("POST", "/predict?model=0", encode(PRIVATE))[0] == 200
+    assert any(client.send("POST", "/predict?model=0", encode(PRIVATE))[0] == 200 for _ in range(1000))
+    monkeypatch.setattr(app, "MAX_SECONDS", 0.5)
+    with closing(client.start_upload()) as connection:
+        answer = connection.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"within 0.5 seconds" in answer
 
 
 def test_responses_allow_neither_scripts_nor_frames_of_other_sites(client):

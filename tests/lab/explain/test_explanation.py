@@ -9,6 +9,7 @@ from torch import nn
 import lambdanets as ln
 from lambdanets.cli import main
 from lambdanets.errors import InputError
+from lambdanets.files import is_output
 from lambdanets_lab.explain.view import View
 from training.detection.constructed_detector import write_constructed_detector
 
@@ -155,6 +156,7 @@ def test_command_writes_figures_and_prints_shares(quick_run, tmp_path, capsys):
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), np.uint8)).save(image)
     assert main(["explain", str(quick_run), str(image), "--at", "3", "12", "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir() if path.name != ".lock") == FILES
+    assert is_output({*FILES})
     for path in out.glob("*.png"):
         with Image.open(path) as figure:
             assert min(figure.size) > 200

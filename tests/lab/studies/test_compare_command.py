@@ -11,6 +11,7 @@ from commands import error_lines
 from lambdanets import cli
 from lambdanets.cli.options import program
 from lambdanets.errors import InputError
+from lambdanets.files import is_output
 from lambdanets.recipes.digits import recipe as DIGITS
 from lambdanets.training import run
 from lambdanets.work import WorkFolder
@@ -53,7 +54,9 @@ def test_compare_writes_runs_results_tables_and_figures(recipe, tmp_path, monkey
     options = ["--variants", "3x3", "7x7", "--seeds", "0", "1", "--out", str(out)]
     recipe_words = [*recipe_options(recipe), "--decay", "0.9"]
     assert cli.main(["compare", "scope", *recipe_words, *options]) == 0
-    assert {path.name for path in out.iterdir()} >= {"plan.json", "results.json", "comparison.md", "scope.png", "runs"}
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"plan.json", "results.json", "comparison.md", "scope.png", "runs"}
+    assert is_output(names)
     results = json.loads((out / "results.json").read_text())
     assert results["finished"]
     runs = [(run["variant"].removeprefix("lambda scope="), run["seed"]) for run in results["runs"]]

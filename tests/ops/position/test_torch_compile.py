@@ -83,7 +83,7 @@ def test_make_fx_with_symbolic_sizes_is_valid_for_other_batches():
 
 
 def test_subclasses_that_wrap_tensors_get_the_result_of_each():
-    tensors = [make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3) for _ in range(2)]
+    tensors = [[x + number for x in make_inputs((3, 4), (3, 5), 1, heads=2, k=2, v=3)] for number in range(2)]
     wrapped = [TwoTensor(*pair).requires_grad_() for pair in zip(*tensors, strict=True)]
     output = position_interaction(*wrapped, (3, 4))
     gradients = torch.autograd.grad(output.square().sum(), wrapped)
