@@ -3,17 +3,15 @@
 Other packages register theirs as entry points of the group "lambdanets.tasks", as examples/keywords does.
 """
 
-import dataclasses
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 from lambdanets.errors import check_choice
 
 RECIPE_PACKAGES = ("lambdanets.recipes", "lambdanets_lab.recipes")
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskEntry:
+class TaskEntry(NamedTuple):
     """An entry of the registry. Names are "module:name", imported on first use, so that --help is fast.
 
     recipe: its class. implementation: the Task. predictor: the class of trained models.

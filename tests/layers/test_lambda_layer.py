@@ -329,8 +329,8 @@ def test_rejects_invalid_constructor_arguments(options, message):
     [
         (torch.zeros(8, 5, 5), None, r"x must be \(b, dim = 8, height, width\), got shape \(8, 5, 5\)"),
         (torch.zeros(1, 9, 5, 5), None, r"x must be \(b, dim = 8.*got shape \(1, 9, 5, 5\)"),
-        (torch.zeros(1, 8, 5, 5), torch.ones(1, 5, 5), r"mask must have shape \(1, 5, 5\) and dtype bool"),
-        (torch.zeros(1, 8, 5, 5), torch.ones(1, 5, 4).bool(), r"mask must have shape \(1, 5, 5\) and dtype bool"),
+        (torch.zeros(1, 8, 5, 5), torch.ones(1, 5, 5), r"mask must be \(1, 5, 5\) and bool"),
+        (torch.zeros(1, 8, 5, 5), torch.ones(1, 5, 4).bool(), r"mask must be \(1, 5, 5\) and bool"),
     ],
 )
 def test_rejects_invalid_inputs(x, mask, message):

@@ -41,9 +41,8 @@ class EvaluateOptions:
 def main(arguments: list[str]) -> None:
     """Run `lambdanets evaluate`."""
     options = parse(EvaluateOptions, arguments, "evaluate")
-    folder = WorkFolder(options.out) if options.out is not None else None
-    if folder is not None:
-        folder.is_started()  # before PyTorch is imported, which takes seconds
+    if options.out is not None:
+        WorkFolder(options.out).is_started()  # before PyTorch is imported, which takes seconds
     from lambdanets.data.image_search import describe_classes, describe_left_out
     from lambdanets.inference.loading import load
     from lambdanets.models.weights import LAST_CHECKPOINT, find_weights
@@ -55,7 +54,7 @@ def main(arguments: list[str]) -> None:
     evaluator = model.evaluator(**options_of_task(options, names, known, model.card.task))
     echo(*([f"images: {evaluator.source}"] if evaluator.source else []))
     echo(describe_classes(model.card.classes), describe_left_out(evaluator.left_out))
-    with folder.open() if folder is not None else contextlib.nullcontext():
+    with contextlib.nullcontext() if options.out is None else WorkFolder(options.out).open():
         evaluation = evaluator.evaluate(batch_size=options.batch_size, workers=options.workers)
         report_unreadable(evaluation.unreadable)
         echo(evaluation.counts, *evaluation.lines)

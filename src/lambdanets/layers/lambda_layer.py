@@ -47,11 +47,9 @@ class GridLambdaLayer(LambdaBase):
             grid, x = static_shape(x)[2:], fix_sides(x, 2)
         valid = None
         if mask is not None:
-            if mask.dtype != torch.bool or tuple(mask.shape) not in ((1, *grid), (x.shape[0], *grid)):
-                raise ValueError(
-                    f"mask must have shape {(x.shape[0], *grid)} and dtype bool, True at valid positions, got "
-                    f"{tuple(mask.shape)} and {mask.dtype}"
-                )
+            shape, got = (x.shape[0], *grid), tuple(mask.shape)
+            if mask.dtype != torch.bool or got not in (shape, (1, *grid)):
+                raise ValueError(f"mask must be {shape} and bool, True at valid positions, got {got} and {mask.dtype}")
             mask = fix_sides(mask, 1)
             x = x.masked_fill(~mask.unsqueeze(1), 0)
             valid = mask.expand(x.shape[0], *grid).flatten(1)
