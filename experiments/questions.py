@@ -193,11 +193,12 @@ def section(runs: Sequence[Mapping[str, Any]]) -> str:
     ending = f" Of the other questions, {missing} of 40 runs are still to be trained." if missing else ""
     columns = ("question", "lambda layer", "the other", "difference", "95% interval", "corrected interval")
     table = markdown_table([*columns, "p (Holm)", "answer"], *rows)
+    answered = [run for run in runs if run["layer"] in (LAMBDA, *pairs)]
     confidence = f"{100 - 100 * LEVEL / len(QUESTIONS):.2f}%"
     return (
         f"![Top-1 over the time of training, and the differences to the lambda layer](results/questions.png)\n\n"
-        f"Top-1 (%) on the 10,000 test images, {seeds(runs)}, trained on {processors(runs)}; the corrected intervals "
-        f"are of {confidence} (Bonferroni; Holm's test, which gives the answers, also "
+        f"Top-1 (%) on the 10,000 test images, {seeds(answered)}, trained on {processors(answered)}; the corrected "
+        f"intervals are of {confidence} (Bonferroni; Holm's test, which gives the answers, also "
         f"rejects some differences whose corrected interval includes 0).{ending}\n\n{table}\n"
     )
 

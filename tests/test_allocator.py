@@ -38,5 +38,7 @@ def test_the_command_line_keeps_freed_memory() -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_the_environment_are_not_changed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in [other for other in os.environ if other.startswith(("MALLOC_", *SETTINGS))]:
+        monkeypatch.delenv(other)
     monkeypatch.setenv(name, "of the user")
     assert not keep_freed_memory()

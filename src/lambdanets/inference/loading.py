@@ -28,7 +28,7 @@ def load(path: str | os.PathLike[str] | WeightSource, *, device: str | torch.dev
     """Load a trained classifier, detector or segmenter.
 
     Args:
-        path: a run folder (weights.safetensors or, if unfinished, checkpoints/last.ckpt), such a file, the name of a
+        path: a run folder (weights.safetensors or, without it, checkpoints/last.ckpt), such a file, the name of a
             model in the package, such as "nuclei", a folder in timm's hub format, or "hf-hub:USER/NAME".
         device: such as "cpu" or "cuda:1"; by default the GPU if there is one.
 

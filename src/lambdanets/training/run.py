@@ -173,9 +173,10 @@ def prepare(recipe: TrainingRecipe, world: World, folder: Path | None = None) ->
     task.model = prepare_batch_norm(task.model, recipe, world.world_size)
     batch_size, evaluator = task.EVALUATION_BATCH_SIZE or recipe.batch_size, task.evaluator(task.validation)
     validation = evaluator.batches(batch_size=batch_size, workers=recipe.workers, batch_slice=batch_slice)
-    training = task.training_batches(batch_slice)
-    if task.position is not None:
-        training.load_state_dict(task.position)
+    training, position = task.training_batches(batch_slice), task.position
+    if position is not None:
+        broadcast_from_rank_zero(lambda: training.load_state_dict(position))  # if it fails, only its error is reported
+        training.load_state_dict(position)
     return task, training, validation
 
 

@@ -1,5 +1,6 @@
 """The native engine: every instruction set, any number of threads, forks, DataLoader workers, missing libraries."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -72,11 +73,11 @@ def test_every_library_equals_the_definition(grid, sides, options, dtype, monkey
 @cases
 def test_results_have_the_same_bits_for_any_number_of_threads(grid, sides, options, monkeypatch):
     results = []
-    for count in (1, 2, 3, 8):
+    for streamed_bytes, count in itertools.product((native._STREAMED_BYTES, 0), (1, 2, 3, 8)):
+        monkeypatch.setattr(native, "_STREAMED_BYTES", streamed_bytes)  # maps above are written past the cache
+        choose.choose.cache_clear()
         torch.set_num_threads(count)
         results.append(run("native", grid, sides, **options))
-        monkeypatch.setattr(native, "_STREAMED_BYTES", 0)  # the others are written past the cache, as large maps
-        choose.choose.cache_clear()
     for others in results[1:]:
         assert all(torch.equal(x, y) for x, y in zip(results[0], others, strict=True))
 

@@ -184,7 +184,7 @@ class TransformableInteraction(Interaction):
 def derive_along(
     directions: Sequence[Tensor | None], tensors: Sequence[Any], plan: Plan, needs: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Double backward: the needed derivatives of that of <g, y> along directions of g, q, R, V and L; None if zero.
+    """Double backward: needed derivatives of the derivative of <g, y> along directions of g, q, R, V and L; None if 0.
 
     Along (a, B, C, D) of the factors it has the form of <g, y>, <g, T(a, R, V) + a L + T(q, B, V) + T(q, R, C) + q D>,
     so derivatives of any order need only `derive` and products with content lambdas. README.md has a table of the
