@@ -84,7 +84,7 @@ TRAINED_BY_OTHERS += ("imagenet_90", "nuclei_masks")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in QUICKTESTS if name not in TRAINED_BY_OTHERS])
 def test_quicktest_trains_a_recipe(name, tmp_path):
-    model = ["--model", "lambda_resnet20_small"] if name.startswith(("coco", "imagenet_350")) else []
+    model = ["--model", "lambda_resnet20_small"] if name.startswith(("coco", "finetune", "imagenet_350")) else []
     assert main(["train", name, "--quicktest", *model, "--run", str(tmp_path / "run")]) == 0
     assert json.loads((tmp_path / "run/result.json").read_text())["parameters"] < 60e6
 
