@@ -132,7 +132,7 @@ def run_shell(folder, patch, example):
         for word in arguments:
             if word.endswith(".py"):
                 Path(word).write_text(folder.python)
-        # the journey of ten minutes goes on with what its own commands have made
+        # the journey of ten minutes uses what its own commands have made
         if not is_run(example) or (arguments in RUN and Path(example.path).name != "ten_minutes.md"):
             parse(arguments, patch)
             continue

@@ -44,7 +44,8 @@ def find_resumable(folder: Path, task: Task) -> Path | None:
             if member := archive.testzip():  # torch.load does not verify checksums
                 raise InputError(f"the checksum of {member} in it is wrong")
         saved = parse_recipe(json.loads(state["lambdanets"])["recipe"], path)  # of the model card
-        fingerprint = (position := state["callbacks"][Checkpoints.state_key])["data"]
+        position = state["callbacks"][Checkpoints.state_key]
+        fingerprint = position["data"]
     except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise InputError(f"{path} is damaged: {one_line(error)}; {advice}") from error
     if saved.identity() != task.recipe.identity():
