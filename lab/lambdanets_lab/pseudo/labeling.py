@@ -48,7 +48,7 @@ def label_shards(
 
     Images are preprocessed as in the teacher's evaluation. Shards that already have a table or are locked by another
     process are skipped. Thus several processes, such as one per GPU under torchrun, can use the same folder, and each
-    shard is labeled once. If a process is killed, the next call labels its shard.
+    shard is labeled once. If a process is killed, or no image of a shard is readable, the next call labels it.
 
     The arguments are those of `lambdanets pseudo-label`.
 
@@ -85,6 +85,8 @@ def label_shards(
                     )
                     unreadable += skipped
                     check_unreadable(unreadable, max_unreadable)
+                    if len(shard) and not len(positions):
+                        continue  # without a table: it can be missing for a moment; the next call labels it
                     keys = [shard.key(int(position)) for position in positions]
                     write_table(table, keys, positions, classes, probabilities)
                     num_shards, num_images = num_shards + 1, num_images + len(keys)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambdanets.data.shards import open_shards
+from lambdanets.data.shards import _index_shard, open_shards
 from lambdanets.errors import InputError
 from lambdanets.inference.loading import load
 from lambdanets.work import locked
@@ -96,3 +96,15 @@ def test_labeling_skips_and_lists_unreadable_images(teacher, shards, tmp_path):
     table = read_table(tmp_path / "out/train-00002.parquet")
     assert table["position"].to_pylist() == [1]
     assert table["key"].to_pylist() == [open_shards(str(shards))["train"].key(5)]
+
+
+def test_a_shard_that_was_missing_for_a_moment_is_labeled_by_the_next_call(teacher, shards, tmp_path):
+    shard = shards / "train-00002.tar"
+    content = shard.read_bytes()
+    shard.unlink()
+    result = label_shards(teacher, str(shards), tmp_path / "out")
+    assert (result.num_shards, result.num_images, len(result.unreadable)) == (7, 14, 2)
+    _index_shard.cache_clear()
+    shard.write_bytes(content)
+    result = label_shards(teacher, str(shards), tmp_path / "out")
+    assert (result.num_shards, result.num_images) == (1, 2)
