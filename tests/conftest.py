@@ -92,6 +92,16 @@ def number_of_threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six scattered digits for validation instead of 60, which take most of the time of a quick test."""
+    from lambdanets.data.coco.scattered_digits import scattered_digits
+
+    splits = scattered_digits("train", 12, 0), scattered_digits("val", 6, 0)
+    for module in ("tasks.coco", "inference.coco_predictor"):
+        monkeypatch.setattr(f"lambdanets.{module}.open_digits", lambda: splits)
+
+
+@pytest.fixture
 def two_classes(tmp_path: Path) -> Path:
     """A folder with two classes, dark and light, of 10 images each."""
     return write_two_classes(tmp_path / "images")

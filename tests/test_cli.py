@@ -139,7 +139,7 @@ def test_errors_of_a_user_are_one_line_and_leave_no_files(
 
 
 @pytest.mark.parametrize("recipe", ["scattered_digits", "digit_masks"])
-def test_quicktest_prints_the_scores_and_the_same_when_resumed(recipe, tmp_path, capsys):
+def test_quicktest_prints_the_scores_and_the_same_when_resumed(recipe, few_digits, tmp_path, capsys):
     succeed("train", recipe, "--quicktest", "--run", tmp_path / "run")
     output = capsys.readouterr().out.splitlines()
     summary = json.loads((tmp_path / "run/result.json").read_text())["summary"]

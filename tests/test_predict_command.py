@@ -158,6 +158,15 @@ def test_python_and_the_command_use_the_tiles_and_stretching_of_a_model(tmp_path
         results = json.loads((out / "results.json").read_bytes())
         assert [result["score"] for result in results] == found.scores.tolist() not in scores
         scores.append(found.scores.tolist())
+    box = {"id": 1, "image_id": 1, "category_id": nuclei.card.category_ids[0], "bbox": [9, 9, 9, 9], "area": 81}
+    truth = {
+        "images": [{"id": 1, "file_name": "large.png", "height": 48, "width": 600}],
+        "categories": [{"id": category.id, "name": category.name} for category in nuclei.categories],
+        "annotations": [box | {"segmentation": [[9, 9, 18, 9, 18, 18, 9, 18]]}],
+    }
+    (tmp_path / "truth.json").write_text(json.dumps(truth))
+    evaluation = ln.evaluate("nuclei", tmp_path / "truth.json", images=tmp_path, device="cpu")
+    assert [result["score"] for result in evaluation.measures[0][1]] == scores[0]  # in tiles, too
 
 
 def test_segmenter_divides_large_images_into_tiles(runs, tmp_path):
@@ -208,8 +217,8 @@ def test_predict_interrupted_by_a_signal_resumes_to_the_same_files(
     journal.write_bytes(journal.read_bytes()[:-5])  # as after a kill while it is written
     error = fail(capsys, *command, out, *options)
     assert re.search("(top|score|tile_size) must be .*, as in .*; remove it", error)
-    images = photos / "below"
-    assert "images must be '" in fail(capsys, *command[:2], images, "--out", out)
+    images = photos / "white.png"
+    assert "of the command to resume must be among its images" in fail(capsys, *command[:2], images, "--out", out)
     # the options that were used, also if they are given now, since the first command left them to the model
     succeed(*command, out, "--stretch", "off", *([] if task == "classification" else ["--tile-size", "0"]))
     assert "resuming: 1 of 6 images done" in capsys.readouterr().err

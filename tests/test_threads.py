@@ -71,5 +71,5 @@ def test_eight_threads_get_the_results_of_one(make: Callable[[], Any]) -> None:
     expected = [predict(index) for index in range(len(batches))]
     assert expected[0][0] != expected[0][1]
     with ThreadPoolExecutor(8) as pool:
-        for index, actual in enumerate(pool.map(predict, range(64))):
+        for index, actual in enumerate(pool.map(predict, range(32))):
             assert actual == expected[index % len(batches)]

@@ -64,6 +64,12 @@ def test_duplicate_inputs_are_listed_once_in_order(tmp_path: Path, monkeypatch: 
     assert find_images(["b.png", "./", str(tmp_path / "b.png")])[0] == [Path("b.png"), Path("a.png")]
 
 
+def test_wildcards_that_a_shell_leaves_are_expanded(tmp_path: Path) -> None:
+    touch(tmp_path, "b.png", "a.png", "c.jpg", "[a].png")
+    assert find_images([str(tmp_path / "?.png")])[0] == [tmp_path / "a.png", tmp_path / "b.png"]
+    assert find_images([str(tmp_path / "[a].png")])[0] == [tmp_path / "[a].png"]
+
+
 @pytest.mark.parametrize(
     ("links", "expected"),
     [({"a/loop": ".", "c": "a"}, "a/x b/y c/x"), ({"a/b": "b", "b/a": "a"}, "a/b/y a/x b/a/x b/y")],

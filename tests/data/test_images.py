@@ -69,7 +69,8 @@ def truncated(image_format: str, size: int) -> bytes:
     [
         (truncated("JPEG", 900), "truncated"),
         (b"not pixels", "it is not an image of a known format; convert it to TIFF, PNG or JPEG$"),
-        (b"", "it is not an image"),
+        (b"", "it is empty"),
+        (b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS"),
         (lambda path: None, "there is no such file"),
         (Path.mkdir, "it is a folder; name its files"),
         (os.mkfifo, "it is not a regular file$"),
@@ -88,6 +89,12 @@ def test_damaged_and_special_files_are_unreadable(tmp_path: Path, make: Any, rea
         assert find_images([str(path)])[0] == find_images([str(tmp_path)])[0] == [path]
         with pytest.raises(UnreadableImage, match=reason):
             ImageFiles([path], [0]).load(0)
+
+
+def test_a_folder_that_is_gone_is_an_error_of_all_its_images(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="its folder is missing") as error:
+        read_image(tmp_path / "share/1.png")
+    assert not isinstance(error.value, UnreadableImage)  # which commands leave out
 
 
 def test_a_decompression_bomb_is_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

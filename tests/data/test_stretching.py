@@ -65,6 +65,15 @@ def test_a_stretched_image_is_not_changed_again(background):
     np.testing.assert_array_equal(to_8_bits(once, stretch=True), once)
 
 
+@pytest.mark.parametrize("noise", [0, 3])
+def test_a_few_objects_in_a_large_image_are_bright(noise):
+    field = 20 + noise * np.random.default_rng(1).normal(size=(512, 512)).clip(-3, 3)
+    field[100:113, 200:213] += 60  # 0.06% of the pixels
+    stretched = to_8_bits((field * 100).astype(np.uint16), stretch=True)
+    assert np.median(stretched) == pytest.approx(DARK_BACKGROUND, abs=1)
+    assert np.median(stretched[100:113, 200:213]) == pytest.approx(BRIGHT_OBJECTS, abs=3)
+
+
 @pytest.mark.parametrize("value", [np.uint8(0), np.uint8(255), np.uint16(900), np.float32(-3)])
 def test_a_constant_image_becomes_background(value):
     assert np.unique(to_8_bits(np.full((5, 7), value), stretch=True)).tolist() == [DARK_BACKGROUND]

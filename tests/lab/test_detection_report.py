@@ -65,3 +65,9 @@ def test_rejects_runs_that_cannot_be_compared(make_run, tmp_path):
         report([valid, make_run("elsewhere", BOXES, MASKS, data="others")])
     with pytest.raises(InputError, match=r"got .*again with the recipe and seed of another"):
         report([valid, make_run("again", BOXES, MASKS)])
+
+
+def test_runs_are_named_by_what_differs_in_their_recipes(make_run):
+    runs = [make_run(str(count), BOXES, MASKS, changes={"training_images": count}) for count in (None, 2)]
+    rows = report(runs).splitlines()[2:4]
+    assert [row.split(" | ")[0].split()[-1] for row in rows] == ["training_images=None", "training_images=2"]

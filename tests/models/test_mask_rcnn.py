@@ -113,7 +113,8 @@ def test_boxes_are_float32_under_autocast():
 
 def test_a_detector_in_bfloat16_has_boxes_in_float32():
     with torch.no_grad():
-        (detections,) = small_mask_rcnn(box_score_thresh=0.0).bfloat16().eval()([torch.rand(3, 64, 80).bfloat16()])
+        # larger than the size of the model
+        (detections,) = small_mask_rcnn(box_score_thresh=0.0).bfloat16().eval()([torch.rand(3, 90, 120).bfloat16()])
     assert detections["boxes"].dtype == detections["masks"].dtype == torch.float32
     assert len(detections["boxes"])
 
@@ -187,3 +188,10 @@ def test_mask_threshold_equals_thresholded_probabilities(simulated_model):
         assert detections["masks"].dtype == torch.bool
         assert torch.equal(detections["masks"], probabilities["masks"] > 0.3)
     assert any(detections["masks"].any() for detections in results)
+
+
+def test_training_images_have_one_of_several_sizes():
+    resize = small_mask_rcnn(min_size=(32, 48, 64), max_size=128).transform.resize
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        assert {resize(torch.rand(3, 50, 60))[0].shape[1] for _ in range(40)} == {32, 48, 64}

@@ -11,13 +11,13 @@ from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import PyramidBackbone
 from lambdanets.models.padding import add_padding_hooks, padded_batch
 
-SHALLOW = {"layers": (1, 1, 2, 1)}
+SHALLOW = {"layers": (1, 1, 2, 1), "channels": (8, 16, 32, 64)}
 # Together they have squeeze-and-excitation, pooled shortcuts, strided lambda layers, max pooling and depthwise
 # convolutions.
 NETWORKS = {
     "resnetrs50": SHALLOW,
     "lambda_resnet50": SHALLOW | {"lambda_blocks": ((), (), (1, 2), (1,)), "scope": 5},
-    "resnet50_lambda": {"layers": (1, 2, 1, 1), "pattern": "CLLL", "scope": 5, "intra_depth": 2},
+    "resnet50_lambda": SHALLOW | {"layers": (1, 2, 1, 1), "pattern": "CLLL", "scope": 5, "intra_depth": 2},
     "mobilenetv2_lambda": {"scope": 5},
     "mobilenetv3_small_050": {},
 }

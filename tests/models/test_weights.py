@@ -118,3 +118,25 @@ def test_checkpoint_path_is_read_like_pretrained(model, tmp_path):
     assert torch.equal(features.conv1.weight, model.conv1.weight)
     with pytest.raises(InputError, match="there is no such file"):
         create_model("lambda_resnet20_small", checkpoint_path=str(tmp_path / "missing.pth"))
+
+
+def test_a_checkpoint_with_other_classes_keeps_the_random_classifier_of_num_classes(tmp_path):
+    original = create_model("resnet18", num_classes=7)
+    torch.save(original.state_dict(), tmp_path / "a.pth")
+    loaded = create_model("resnet18", pretrained=tmp_path / "a.pth", num_classes=3)
+    assert loaded.fc.out_features == 3
+    assert loaded.layer4[1].conv2.weight.equal(original.layer4[1].conv2.weight)
+    with pytest.raises(InputError, match="fc"):
+        create_model("resnet18", pretrained=tmp_path / "a.pth")
+
+
+@pytest.mark.parametrize("feature_cls", ["list", "hook", "fx", "getter"])
+def test_features_of_other_channels_have_the_weights_of_a_file(feature_cls, model, tmp_path):
+    torch.save(model.state_dict(), tmp_path / "a.pth")
+    features = create_model(
+        "lambda_resnet20_small", tmp_path / "a.pth", features_only=True, feature_cls=feature_cls, in_chans=1
+    )
+    images = torch.randn(2, 1, 16, 16)
+    with torch.no_grad():
+        expected = model.eval().forward_features(images.expand(-1, 3, -1, -1))
+        torch.testing.assert_close(features.eval()(images)[-1], expected, rtol=1e-4, atol=1e-4)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
 from lambdanets.inference.predictor import ImageInput, evaluation_mode
 from lambdanets.layers.base import LambdaBase, LambdaInputs
+from lambdanets.models.unet import UNet
 from lambdanets_lab.explain.attention import AttentionMap, compute_attention_map, shared_keys
 from lambdanets_lab.explain.view import View, is_within, view_of_classifier, view_of_detector
 
@@ -161,7 +163,8 @@ class Explanation:
         (gradient,) = torch.autograd.grad(total, network_input)
         gradient = gradient.abs() if is_detector else gradient[0].abs()
         gradient = gradient.sum(-1 if is_tokens and gradient.ndim == 2 else 0)
-        view = View.whole(tuple(gradient.shape)) if is_detector else self.view  # detectors resize and pad their input
+        is_padded = is_detector or isinstance(self.model, UNet)  # by the network itself
+        view = View.whole(tuple(gradient.shape)) if is_padded else self.view
         return ReceptiveField(module, position, gradient, view)
 
     def _call(self, layer: str | None) -> tuple[str, _Call]:
@@ -208,7 +211,9 @@ def explain(
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 3:
             raise InputError("image must be a tensor with a batch axis, or a tuple of tensors, for a network")
         network = loaded
-        view = View.whole(tuple(inputs[0].shape[2:])) if inputs[0].ndim > 3 else None
+        sides, stride = tuple(inputs[0].shape[2:]), network.stride if isinstance(network, UNet) else 1
+        padded = tuple(-(-side // stride) * float(stride) for side in sides)  # by a U-Net, at the bottom and right
+        view = View(sides, (0.0,) * len(sides), padded) if len(sides) > 1 else None
     elif isinstance(loaded, Classifier | Detector):
         images = list(loaded.decode(image, channel=channel, stretch=stretch))
         if len(images) != 1:
@@ -223,7 +228,8 @@ def explain(
             inputs = ([image_to_tensor(pil_image).to(parameter)],)
             view = view_of_detector(loaded.model, inputs[0][0])
     else:
-        raise InputError(f"model must be a path, a Classifier, a Detector or a network, got {type(loaded).__name__}")
+        got = f"{type(loaded).__name__}; pass the network of load(path).model, and a preprocessed tensor"
+        raise InputError(f"model must be a Classifier, a Detector, a path of one, or a network, got {got}")
     output, calls = _run(network, inputs)
     if not calls:
         raise InputError(f"model must have lambda layers, got {type(network).__name__} without one")
@@ -257,7 +263,7 @@ def _run(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, dict[str, _C
         if name not in calls:  # cloned, because in-place activations overwrite them
             calls[name] = _Call(layer, *tree_map_only(Tensor, Tensor.clone, (args, kwargs, output)))
 
-    with contextlib.ExitStack() as stack, torch.no_grad(), evaluation_mode(network):
+    with contextlib.ExitStack() as stack, torch.no_grad(), _eager(network):
         for name, module in network.named_modules():
             if isinstance(module, LambdaBase):
                 hook = functools.partial(record, name or type(module).__name__)
@@ -276,8 +282,15 @@ def _run_until(network: nn.Module, inputs: tuple[Any, ...], module: nn.Module, n
         outputs.append(output)
         raise _Stop
 
-    with module.register_forward_hook(stop), torch.enable_grad(), contextlib.suppress(_Stop), evaluation_mode(network):
+    with module.register_forward_hook(stop), torch.enable_grad(), contextlib.suppress(_Stop), _eager(network):
         network(*inputs)
     if not outputs:
         raise InputError(f"module must be used in the forward pass, got {name!r}")
     return outputs[0]
+
+
+@contextlib.contextmanager
+def _eager(network: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and eager mode of compiled networks, in which no hook would run."""
+    with torch.compiler.set_stance("force_eager"), evaluation_mode(network):
+        yield

@@ -36,6 +36,8 @@ class View:
         at = tuple(side // 2 for side in self.image_size) if at is None else tuple(at)
         if not is_within(at, self.image_size):
             raise InputError(f"at must be a pixel of the image of size {self.image_size}, got {at}")
+        if sides == self.image_size and not any(self.start):  # the output of a U-Net is that of the image, not padded
+            return at
         fractions = [(x + 0.5 - start) / size for x, start, size in zip(at, self.start, self.size, strict=True)]
         if not all(0 <= fraction < 1 for fraction in fractions):
             ranges = " and ".join(

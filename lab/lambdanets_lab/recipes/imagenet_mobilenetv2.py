@@ -10,7 +10,7 @@ Run: lambdanets train imagenet_mobilenetv2 --data SHARDS --devices 8 --run DIR
 
 from dataclasses import replace
 
-from lambdanets.recipes.imagenet_90 import recipe as imagenet_90
+from lambdanets_lab.recipes.imagenet_90 import recipe as imagenet_90
 
 recipe = replace(
     imagenet_90,

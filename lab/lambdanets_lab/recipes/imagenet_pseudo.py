@@ -10,8 +10,8 @@ Not run in full.
 Run: lambdanets train imagenet_pseudo --data SHARDS --pseudo-labels SELECTION --pseudo-images MORE --devices 8 --run DIR
 """
 
-from lambdanets.recipes.imagenet_350 import recipes as supervised
 from lambdanets_lab.pseudo.recipe import StudentRecipe
+from lambdanets_lab.recipes.imagenet_350 import recipes as supervised
 
 TABLE_18 = ("50_128", "50_160", "101_160", "101_192", "152_192", "152_224", "152_288")
 

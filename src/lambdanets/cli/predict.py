@@ -1,7 +1,6 @@
 """`lambdanets predict`."""
 
 import contextlib
-import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import NonNegativeInt, PositiveInt
 
 from lambdanets.cli.options import POSITIONAL, Device, Model, options_of_task, parse
-from lambdanets.errors import InputError
+from lambdanets.errors import InputError, first_few
 from lambdanets.progress import track
 from lambdanets.records import Fraction, TileSize, record
 from lambdanets.signals import resumable
@@ -83,8 +82,7 @@ def main(arguments: list[str]) -> None:
     stretch = card.stretch if options.stretch is None else options.stretch == "on"
     reading = {"channel": options.channel, "stretch": stretch}
     tiles = {"tile_size": predictor.tile_side(options.tile_size)} if "tile_size" in defaults else {}
-    images_hash = hashlib.sha256("\n".join(map(str, paths)).encode("utf-8", "surrogateescape")).hexdigest()
-    used = {**task_options, **reading, "tile_size": tiles.get("tile_size") or None, "images": images_hash}
+    used = {**task_options, **reading, "tile_size": tiles.get("tile_size") or None}
     out = out or Path(predictor.default_out)
     with (
         _open_output(out, is_file=bool(Path(predictor.default_out).suffix)) as path,
@@ -128,6 +126,8 @@ def _predict(
 
     width = min(max(len(str(path)) for path in paths), 60)
     done = {row["path"] for row in journal.entries}
+    if others := sorted(done.difference(map(str, paths))):
+        raise InputError(f"{first_few(others)} of the command to resume must be among its images; choose another --out")
     if done:
         echo(f"resuming: {len(done)} of {plural(len(paths), 'image')} done", file=sys.stderr)
     remaining = [path for path in paths if str(path) not in done]

@@ -57,7 +57,7 @@ def _fingerprint(classes: tuple[str, ...], *sets: LabeledImages) -> str:
             digest.update(images.fingerprint.encode())
             continue
         for index, label in enumerate(images.labels):
-            digest.update(f"{Path(images.name(index)).name!r} {label}\n".encode())
+            digest.update(f"{nfc(Path(images.name(index)).name)!r} {label}\n".encode())
     return digest.hexdigest()
 
 

@@ -1,7 +1,9 @@
 """Finds image files in folders and uncompressed tars, and counts the files that it leaves out."""
 
 import functools
+import glob
 import io
+import itertools
 import os
 import re
 import tarfile
@@ -14,7 +16,7 @@ from PIL import Image
 
 from lambdanets.data.images import FORMATS
 from lambdanets.errors import InputError, first_few, one_line
-from lambdanets.files import is_hidden, is_output, open_regular
+from lambdanets.files import is_hidden, is_output, nfc, open_regular
 
 _PADDING = 2**20  # bytes after the end-of-archive block that must be zero; GNU tar writes up to 10,240
 
@@ -63,7 +65,8 @@ def list_files(
     """
     left_out = Counter[str]()
     files: list[tuple[PurePath, Path | TarMember]]
-    files = sorted(_walk(source, left_out) if source.is_dir() else _tar_members(source, left_out))
+    found = _walk(source, left_out) if source.is_dir() else _tar_members(source, left_out)
+    files = sorted(found, key=lambda file: [*map(nfc, file[0].parts)])  # in the same order on all systems
     left_out.update(path.suffix.lower() or "without a suffix" for path, _ in files if not accepts(path.name))
     return [(path, file) for path, file in files if accepts(path.name)], left_out
 
@@ -144,11 +147,14 @@ def find_images(
 ) -> tuple[list[Path], Counter[str]]:
     """List the image files of paths and folders (see `list_files`) in the order of the inputs, without duplicates.
 
-    The path of a file may have any suffix. Returns also the number of files that are left out, by reason. Raises
-    InputError for an input that is missing or an empty folder, and if the inputs have no images.
+    The path of a file may have any suffix, and wildcards, which shells of Windows do not expand. Returns also the
+    number of files that are left out, by reason. Raises InputError for an input that is missing or an empty folder, and
+    if the inputs have no images.
     """
     paths: dict[str, Path] = {}
     left_out = Counter[str]()
+    found = ([each] if os.path.lexists(each) else sorted(glob.glob(each)) or [each] for each in inputs)  # noqa: PTH207
+    inputs = [*itertools.chain.from_iterable(found)]
     sources = {Path(name).absolute() for name in inputs}
     for path in dict.fromkeys(map(Path, inputs)):
         if path.is_dir():

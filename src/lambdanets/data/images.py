@@ -4,6 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def read_image(
     UnreadableImage for a file that is missing, damaged, empty, not a regular file (named pipes are not opened) or not
     an image, for one with values that `to_8_bits` does not accept or that is transparent everywhere, and above Pillow's
     limit against decompression bombs: 178,956,970 pixels, which need 1.4 GB of memory in RGB, and 3.5 GB with
-    transparency.
+    transparency; InputError if the folder of a file is missing.
     """
 
     def check_size(width: int, height: int) -> None:
@@ -85,6 +86,8 @@ def read_image(
                 file.seek(0)  # as Pillow does
                 header = file.read(4)
                 file.seek(0)
+                if header in (b"", b"vers", b"<!DO", b"<htm"):
+                    raise ValueError("it is empty, a pointer of Git LFS or a web page; download it again")
             content = read_tiff(file, channel, check_size) if header in TIFF_HEADERS else None
             if content is not None:
                 pixels, orientation = content
@@ -103,6 +106,10 @@ def read_image(
             rotated = ImageOps.exif_transpose(image)
         return image if image.size == known_size != rotated.size else rotated
     except Exception as error:  # the decoders raise exceptions of many types for damaged files
+        if isinstance(error, OSError) and error.filename and not Path(error.filename).parent.is_dir():
+            # a network share that is gone: the other images must not be left out as unreadable
+            message = f"cannot read {name or source}: its folder is missing; try again when it is there"
+            raise InputError(message) from error
         raise UnreadableImage(name or str(source), describe_error(error)) from error
 
 

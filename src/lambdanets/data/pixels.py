@@ -158,23 +158,29 @@ def _range(pixels: np.ndarray) -> float:
 def _stretching(pixels: np.ndarray) -> tuple[float, float, float]:
     """Return (low, scale, target) of `to_8_bits`: low becomes target.
 
-    Pixels are divided into dark and bright ones by Otsu's threshold, which maximizes the variance between both.
+    Pixels are divided into dark and bright ones by Otsu's threshold, which maximizes the variance between both. Without
+    the brightest thousandth, unless it alone has the objects: then the rest, noise of a dark background, is dark.
     """
     if not np.isfinite([pixels.min(), pixels.max()]).all():
         raise ValueError("its intensities must be finite, got NaN or infinity")
     step = math.ceil(math.sqrt(math.prod(pixels.shape[:2]) / _MAX_SAMPLE))
     sample = pixels[::step, ::step].astype(np.float64)
     values = np.sort(sample.ravel() if sample.ndim == 2 else sample.mean(2).ravel())
-    values = values[len(values) // 1000 : len(values) - len(values) // 1000]  # without outliers
-    low, median, high = values[0], values[len(values) // 2], values[-1]
-    if low == high:
+    brightest, outliers = values[-1 - len(values) // 10_000], len(values) // 1000
+    low, median, high = values[outliers], values[len(values) // 2], values[-1 - outliers]
+    is_dark = median - low <= _MAX_DARK_MEDIAN * (high - low)
+    if brightest - median > 1.5 * (high - low) and high - median <= 2 * (median - low):
+        dark, bright, is_dark = median, np.median(values[values > (high + brightest) / 2]), True
+    elif low == high:
         return low, 0.0, DARK_BACKGROUND
-    num_dark = np.arange(1, len(values))
-    sums = np.cumsum(values - low)
-    mean_dark, mean_bright = sums[:-1] / num_dark, (sums[-1] - sums[:-1]) / num_dark[::-1]
-    threshold = 1 + int(np.argmax(num_dark * num_dark[::-1] * (mean_bright - mean_dark) ** 2))
-    dark, bright = values[threshold // 2], values[(threshold + len(values)) // 2]
-    if median - low > _MAX_DARK_MEDIAN * (high - low):
+    else:
+        values = values[outliers : len(values) - outliers]
+        num_dark = np.arange(1, len(values))
+        sums = np.cumsum(values - low)
+        mean_dark, mean_bright = sums[:-1] / num_dark, (sums[-1] - sums[:-1]) / num_dark[::-1]
+        threshold = 1 + int(np.argmax(num_dark * num_dark[::-1] * (mean_bright - mean_dark) ** 2))
+        dark, bright = values[threshold // 2], values[(threshold + len(values)) // 2]
+    if not is_dark:
         dark, target, bright_target = 0.0, 0.0, BRIGHT_BACKGROUND
     else:
         target, bright_target = DARK_BACKGROUND, BRIGHT_OBJECTS

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
+from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.batches import Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, AnnotatedImages, Category
@@ -46,15 +47,18 @@ class CocoPredictor(Predictor):
         check("tile_size", tile_size, TileSize | Literal[0] | None)
         return (getattr(self.card, "tile_size", None) if tile_size is None else tile_size) or 0
 
-    def infer(self, images: Sequence[Image], *, tile_size: int | None = None, batch_size: int = 1) -> list[Any]:
+    def infer(
+        self, images: Sequence[Image | Tensor], *, tile_size: int | None = None, batch_size: int = 1
+    ) -> list[Any]:
         """Predict on images; those with a side of more than two tiles are divided. Arguments: see `predict`."""
-        side = self.tile_side(tile_size)
-        whole = iter(self.infer_tensors([image_to_tensor(image) for image in images if not is_tiled(image.size, side)]))
+        side, sizes = self.tile_side(tile_size), [tuple(transforms.get_size(image)) for image in images]
+        whole = [image_to_tensor(image) for image, size in zip(images, sizes, strict=True) if not is_tiled(size, side)]
+        predicted = iter(self.infer_tensors(whole))
         return [
-            self.merge_tiles(predict_tiles(image, side, batch_size, self.infer_tensors), (image.height, image.width))
-            if is_tiled(image.size, side)
-            else next(whole)
-            for image in images
+            self.merge_tiles(predict_tiles(image, side, batch_size, self.infer_tensors), size)
+            if is_tiled(size, side)
+            else next(predicted)
+            for image, size in zip(images, sizes, strict=True)
         ]
 
     @abstractmethod

@@ -118,7 +118,7 @@ class Detector(CocoPredictor):
 
     def measure(self, batch: Batch) -> list[Any]:
         """Return (index, COCO results) of each image. All masks of a batch are in memory."""
-        detections = self.infer_tensors(batch.images)
+        detections = self.infer(batch.images)
         annotated, category_ids = self.images.images, self.card.category_ids
         return [
             (index, coco_results(found, annotated[index].id, category_ids))
@@ -146,6 +146,6 @@ class Detector(CocoPredictor):
         super().write_evaluation(evaluation, folder)
 
     def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
-        (found,) = self.infer([image], tile_size=0)  # as in `measure`
+        (found,) = self.infer([image])
         truth = draw_ground_truth(image, annotated, self.classes)
         return truth, overlay(image, *found.label_image(MIN_SCORE))

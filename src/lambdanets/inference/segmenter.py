@@ -119,7 +119,7 @@ class Segmenter(CocoPredictor):
         annotated, count = self.images.images, len(self.classes)
         return [
             (index, *count_image(found.labels.numpy(), make_semantic_mask(annotated[index]), count))
-            for index, found in zip(batch.indices.tolist(), self.infer_tensors(batch.images), strict=True)
+            for index, found in zip(batch.indices.tolist(), self.infer(batch.images), strict=True)
         ]
 
     def score(self, measures: list[Any]) -> Evaluation:

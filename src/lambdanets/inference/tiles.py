@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL.Image import Image
 from torch import Tensor
+from torchvision.transforms.v2 import functional as transforms
 
 from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.data.coco.segmentations import CroppedMask
@@ -30,7 +31,7 @@ def is_tiled(size: Sequence[int], tile_size: int) -> bool:
 
 
 def predict_tiles(
-    image: Image, tile_size: int, batch_size: int, predict: Callable[[list[Tensor]], list[Any]]
+    image: Image | Tensor, tile_size: int, batch_size: int, predict: Callable[[list[Tensor]], list[Any]]
 ) -> Iterator[tuple[slice, slice, Any]]:
     """Yield rows, columns and prediction of each tile of an image, and show progress.
 
@@ -38,15 +39,14 @@ def predict_tiles(
 
     batch_size: tiles per call of `predict`, which takes them as `image_to_tensor` returns them.
     """
-    columns, rows = (
-        [slice(start, start + min(side, tile_size)) for start in _starts(side, tile_size)] for side in image.size
-    )
-    tiles = list(itertools.product(rows, columns))
+    sides = transforms.get_size(image)
+    height, width = (min(side, tile_size) for side in sides)
+    tiles = list(itertools.product(*(_starts(side, tile_size) for side in sides)))
     batches = [tiles[start : start + batch_size] for start in range(0, len(tiles), batch_size)]
     for batch in track(batches, "predicting", len(batches), "batches of tiles"):
-        crops = (image.crop((columns.start, rows.start, columns.stop, rows.stop)) for rows, columns in batch)
-        predictions = predict([image_to_tensor(crop) for crop in crops])
-        yield from ((*tile, prediction) for tile, prediction in zip(batch, predictions, strict=True))
+        predictions = predict([image_to_tensor(transforms.crop(image, *tile, height, width)) for tile in batch])
+        for (top, left), prediction in zip(batch, predictions, strict=True):
+            yield slice(top, top + height), slice(left, left + width), prediction
 
 
 def blend_tiles(tiles: Iterable[tuple[slice, slice, Tensor]], shape: tuple[int, int, int]) -> Tensor:

@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from lambdanets.adoption import adopt, foreign_layers
 from lambdanets.errors import InputError, nearest_hint, one_line
-from lambdanets.models.weights import CONFIG, FOLDER, find_weights, load_tensors, local_path, match_names, read_weights
+from lambdanets.models.weights import (
+    CONFIG,
+    EXTRACTORS,
+    FOLDER,
+    find_weights,
+    load_tensors,
+    local_path,
+    match_names,
+    read_weights,
+)
 
 # Arguments of timm's functions that extract features or load weights, from files or URLs, and not of an architecture.
 _LOADING_ARGUMENTS = {
@@ -63,7 +72,6 @@ def create_model(
         check_architecture(name)
     pretrained = overrides.pop("checkpoint_path", None) or pretrained
     weights: dict[str, Tensor] = {}
-    num_trained_classes = num_classes
     if isinstance(pretrained, str | os.PathLike):
         source = find_weights(pretrained)
         weights, metadata = read_weights(source.file)
@@ -71,8 +79,7 @@ def create_model(
         if card.get("task") == "classification" and card.get("model") == full_name:
             check_architecture(name, card["model_options"])
             overrides = {"in_chans": card["preprocessing"]["channels"]} | card["model_options"] | overrides
-            num_trained_classes = len(card["classes"])
-            num_classes = num_trained_classes if num_classes is None else num_classes
+            num_classes = len(card["classes"]) if num_classes is None else num_classes
         elif source.file.parent == FOLDER:
             kind = f"a {card['task']} model with {card['model']}"
             raise InputError(f"pretrained must be weights of a {full_name} classifier, got {source.name!r}, {kind}")
@@ -97,13 +104,15 @@ def create_model(
     if weights:
         if overrides.get("features_only"):
             weights = {name: weights[name] for name in state if name in weights}
-        if num_classes == 0 or num_classes != num_trained_classes:  # the classifier, if any, keeps its random weights
-            classifiers = tuple(f"{name}." for name in _module_names(model, "classifier"))
-            kept = {name: tensor for name, tensor in state.items() if name.startswith(classifiers)}
+        classifiers = tuple(f"{name}." for name in _module_names(model, "classifier"))
+        kept = {name: tensor for name, tensor in state.items() if name.startswith(classifiers)}
+        differs = any(name in weights and weights[name].shape != kept[name].shape for name in kept)
+        if num_classes == 0 or (num_classes is not None and differs):  # the classifier keeps its random weights
             weights = {name: x for name, x in weights.items() if not name.startswith(classifiers)} | kept
-        for first in (f"{name}.weight" for name in _module_names(model, "first_conv")):
+        firsts = {f"{name}.weight" for name in _module_names(model, "first_conv")}
+        for first in state.keys() & weights.keys():
             # for other in_chans, as in timm
-            if first in state.keys() & weights.keys() and weights[first].shape[1] == 3:
+            if EXTRACTORS.sub("", first) in firsts and weights[first].shape[1] == 3:
                 weights[first] = adapt_input_conv(state[first].shape[1], weights[first].float())
         load_tensors(model, weights, str(pretrained))
     if adopts:

@@ -136,11 +136,15 @@ class AnySizeTransform(GeneralizedRCNNTransform):
 
     def resize(self, image: Tensor, target: Target | None = None) -> tuple[Tensor, Target | None]:
         height, width = image.shape[-2:]
-        scale = min(self.min_size[-1] / min(height, width), self.max_size / max(height, width))
-        sides = (max(1, round(height * scale)), max(1, round(width * scale)))
-        if (self.training and self._skip_resize) or sides == (height, width):
+        if self.training and self._skip_resize:
             return image, target
-        image = F.interpolate(image[None], sides, mode="bilinear", align_corners=False, antialias=scale < 1)[0]
+        shorter = self.torch_choice([*self.min_size]) if self.training else self.min_size[-1]  # as in torchvision
+        scale = min(shorter / min(height, width), self.max_size / max(height, width))
+        sides = (max(1, round(height * scale)), max(1, round(width * scale)))
+        if sides == (height, width):
+            return image, target
+        wide = image[None].to(accumulation_dtype(image.dtype))  # CPUs lack antialiasing in 16 bits
+        image = F.interpolate(wide, sides, mode="bilinear", align_corners=False, antialias=scale < 1)[0].to(image.dtype)
         if target is not None:
             masks = F.interpolate(target["masks"][:, None].float(), sides)[:, 0].to(target["masks"].dtype)
             target = target | {"boxes": resize_boxes(target["boxes"], [height, width], list(sides)), "masks": masks}
@@ -237,8 +241,8 @@ def mask_rcnn(
     maps must be independent of padding; with hide_padding=False, it must accept images whose sides are any multiples of
     its largest stride.
     """
-    known = inspect.signature(TorchvisionMaskRCNN).parameters
-    if unknown := sorted(options.keys() - known.keys()):  # torchvision ignores them
+    known = inspect.signature(TorchvisionMaskRCNN).parameters.keys() - {"kwargs"}
+    if unknown := sorted(options.keys() - known):  # torchvision ignores them
         raise InputError(f"mask_rcnn takes no argument {unknown[0]!r}{nearest_hint(unknown[0], known)}")
     network = create_model(backbone, features_only=True, out_indices=tuple(levels), **backbone_options or {})
     pyramid_backbone = PyramidBackbone(network, pyramid_channels)

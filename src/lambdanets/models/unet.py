@@ -39,7 +39,7 @@ class UNet(nn.Module):
         widths: channels at each resolution, from the highest to the bottleneck. The total stride is 2 to the power of
             len(widths) - 1.
         lambda_stages: number of resolutions with lambda layers, counted from the bottleneck; default 0, for none.
-        query_depth, heads, scope: arguments of each `LambdaLayer2d`.
+        query_depth, heads, scope, algorithm: arguments of each `LambdaLayer2d`.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class UNet(nn.Module):
         query_depth: int = 16,
         heads: int = 4,
         scope: int = 23,
+        algorithm: str = "auto",
     ) -> None:
         super().__init__()
         if len(widths) < 2 or min(widths) < 1:
@@ -64,7 +65,7 @@ class UNet(nn.Module):
             if level < len(widths) - lambda_stages:
                 mixer: nn.Module = nn.Conv2d(width, width, 3, padding=1, bias=False)
             else:
-                mixer = LambdaLayer2d(width, query_depth=query_depth, heads=heads, scope=scope)
+                mixer = LambdaLayer2d(width, query_depth=query_depth, heads=heads, scope=scope, algorithm=algorithm)
             return _Block(dim, width, mixer)
 
         self.in_chans, self.num_features = in_chans, widths[0]
@@ -101,7 +102,7 @@ class UNet(nn.Module):
         """Return the last convolution, as in timm's models."""
         return self.head
 
-    def reset_classifier(self, num_classes: int) -> None:
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the last convolution by a randomly initialized one for another number of classes."""
         head: nn.Module = nn.Conv2d(self.num_features, num_classes, 1) if num_classes else nn.Identity()
         self.num_classes, self.head = num_classes, head.to(next(self.decoder.parameters()))

@@ -30,7 +30,8 @@ Network = TypeVar("Network", bound=nn.Module)
 
 # Modules that PyTorch's wrappers put into names, also in the middle of a name.
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_EXTRACTORS = re.compile(r"^(model|graph_module)\.")  # what timm's networks with features_only=True put before names
+# What timm's networks with features_only=True put before names.
+EXTRACTORS = re.compile(r"^(model|graph_module|body)\.")
 # What checkpoints of timm and others contain beside tensors: their arguments and scores. None of these runs code.
 _SAFE_TYPES: list[Any] = [
     *(argparse.Namespace, defaultdict, dict, list, np.ndarray, np.dtype),
@@ -160,7 +161,7 @@ def match_names(weights: dict[str, Tensor], names: Collection[str], source: str)
     Names may also differ as those of timm's networks with features_only=True do: underscores for points, and a prefix.
     """
     weights = {_WRAPPERS.sub("", name): tensor for name, tensor in weights.items()}
-    own = {_EXTRACTORS.sub("", name).replace("_", "."): name for name in names} | {name: name for name in names}
+    own = {EXTRACTORS.sub("", name).replace("_", "."): name for name in names} | {name: name for name in names}
 
     def own_name(name: str) -> str | None:
         return own.get(name) or own.get(name.replace("_", "."))

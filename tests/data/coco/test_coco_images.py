@@ -73,6 +73,18 @@ def test_file_names_find_their_files(
     assert len(images.fingerprint) == 64
 
 
+def test_a_missing_image_does_not_get_the_file_of_another_folder(tmp_path: Path) -> None:
+    contents = {name: png() for name in ("cam1/1.png", "cam1/2.png", "cam2/2.png")}
+    images = open_set(tmp_path, contents, "cam1/1.png", "cam2/1.png", "cam2/2.png", write_images=write_folder)
+    assert [image.name for image in images.images] == ["cam1/1.png", "cam2/2.png"]
+    assert images.problems["images dropped: their files are missing"] == [2]
+
+
+def test_a_folder_of_all_images_may_have_another_name(tmp_path: Path) -> None:
+    images = open_set(tmp_path, {"new/1.png": png(value=9)}, "data/old/1.png", write_images=write_folder)
+    assert first_pixels(images) == [9]
+
+
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_names_match_across_unicode_normal_forms(tmp_path: Path, form: Literal["NFC", "NFD"]) -> None:
     name, other_form = "한글é.png", {"NFC": "NFD", "NFD": "NFC"}[form]
@@ -134,7 +146,7 @@ def test_damaged_removed_and_resized_images_are_unreadable(tmp_path: Path, write
         with pytest.raises(UnreadableImage, match=reason):
             images.load(index)
     (tmp_path / "f").rename(tmp_path / "g")
-    with pytest.raises(UnreadableImage, match="there is no such file"):
+    with pytest.raises(InputError, match="there is no such file|its folder is missing"):
         images.load(0)
 
 

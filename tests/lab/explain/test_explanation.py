@@ -166,3 +166,19 @@ def test_command_writes_figures_and_prints_shares(quick_run, tmp_path, capsys):
     assert (tmp_path / "negative").read_bytes() != (tmp_path / "zero").read_bytes()
     output = capsys.readouterr().out
     assert all(name in output for name in (*ln.explain(quick_run, image).layers, "position share", *FILES))
+
+
+def test_positions_of_a_unet_are_those_of_its_padded_input():
+    network = ln.create_model("lambda_unet_small", widths=[4, 8, 8, 8, 8], scope=3, algorithm="query_order")
+    explanation = ln.explain(network, torch.rand(1, 3, 50, 70))
+    assert explanation.receptive_field("head", at=(40, 60)).at == (40, 60)
+    for layer in explanation.layers:
+        stride = 64 // explanation.calls[layer].sides[0]
+        assert explanation.attention_map(layer, at=(40, 60)).at == (40 // stride, 60 // stride)
+
+
+def test_a_compiled_network_is_explained():
+    network = ln.create_model("lambda_resnet20_small")
+    compiled, image = torch.compile(network, backend="eager"), torch.rand(1, 3, 16, 16)
+    expected = ln.explain(network, image).attention_map().total
+    torch.testing.assert_close(ln.explain(compiled, image).attention_map().total, expected)

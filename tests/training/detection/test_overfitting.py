@@ -1,4 +1,4 @@
-"""Sanity check: a detector overfits one image, from files to average precision."""
+"""A detector overfits one image, from files to average precision, and trains on images without objects."""
 
 from pathlib import Path
 
@@ -10,9 +10,10 @@ from lambdanets.data.order import BatchSlice
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.model_card import DetectorCard, make_card
 from lambdanets.tasks.detection import DetectionTask
+from lambdanets.training import run
 from lambdanets.training.initial_weights import build_model
-from training.detection.tiny_detection import TWO_CATEGORIES, tiny_recipe
-from training.runs import SEED, norms
+from training.detection.tiny_detection import TWO_CATEGORIES, edit_annotations, tiny_recipe
+from training.runs import SEED, load_weights, norms
 
 SIDE, STEPS = 64, 300  # five times the largest number of steps needed with eight seeds
 BOXES = {4: (6, 8, 30, 50), 7: (36, 20, 60, 44)}
@@ -61,3 +62,10 @@ def test_overfits_one_image(tmp_path):
             if min(ap50_history[-1]) == 1:
                 return
     raise AssertionError(f"AP50 of boxes and masks must be 1 within {STEPS} steps, got, every 20 steps, {ap50_history}")
+
+
+def test_steps_without_objects_are_trained_on_also_in_bfloat16(tmp_path):
+    recipe = tiny_recipe(tmp_path / "digits", batch_size=1, epochs=1, precision="bf16-mixed")
+    edit_annotations(tmp_path / "digits/train.json", annotations=lambda rows: [x for x in rows if x["image_id"] == 1])
+    run.start(recipe, tmp_path / "run")
+    assert all(tensor.isfinite().all() for tensor in load_weights(tmp_path / "run").values())

@@ -24,7 +24,8 @@ def test_a_compiled_run_does_not_compile_for_each_size_of_images(tmp_path, monke
         return graph.forward
 
     monkeypatch.setattr(nn.Module, "compile", lambda self: compile_module(self, backend=run_eagerly))
-    run.start(tiny_segmentation(tmp_path / "digits", compile=True), tmp_path / "run")
+    fields = {"model_options": {"scope": 5, "widths": [4, 8], "lambda_stages": 1}, "compile": True, "epochs": 1}
+    run.start(tiny_segmentation(tmp_path / "digits", **fields), tmp_path / "run")
     assert len(graphs) == 1
 
 
@@ -32,12 +33,13 @@ def test_a_u_net_learns_to_segment_its_training_images(tmp_path):
     fields = {"validation_data": "train.json", "validation_images": "train"}
     fields = {name: str(tmp_path / "digits" / path) for name, path in fields.items()}
     # large momentum, because the running statistics of batch norm must follow within a few steps
-    fields |= {"model": "unet_small", "model_options": {}, "jitter": (1.0, 1.0), "batch_norm_momentum": 0.5}
-    recipe = tiny_segmentation(tmp_path / "digits", **fields, image_size=32, batch_size=4, learning_rate=0.005)
+    fields |= {"model": "unet_small", "model_options": {"widths": [16, 32, 64]}, "jitter": (1.0, 1.0)}
+    fields |= {"batch_norm_momentum": 0.5}
+    recipe = tiny_segmentation(tmp_path / "digits", **fields, image_size=32, learning_rate=0.01)
 
     def train(factor):
         folder = tmp_path / str(factor)
-        result = run.start(replace(recipe, epochs=20 * factor), folder)
+        result = run.start(replace(recipe, epochs=10 * factor), folder)
         return result | {"losses": [float(row["cross_entropy"]) for row in read_metrics(folder, "train")]}
 
     def has_learned(result):

@@ -57,28 +57,32 @@ def open_annotated(annotations: Path, images: Path, known: Collection[int] = ())
     return replace(parsed, images=tuple(found))
 
 
-def _match(names: Sequence[str], paths: Collection[str], source: Path) -> dict[str, str]:
+def _match(names: Sequence[str], paths: Collection[str], source: Path, *, strict: bool = True) -> dict[str, str]:
     """Find the path of each name in the annotations that has one. source: for error messages.
 
     A path matches if it equals the name, else if it ends in the name, else if it is the longest in which the name ends.
+    If no path does, it matches by the last parts that they share: the folder of all images has another name.
     """
-    by_suffix: defaultdict[str, list[str]] = defaultdict(list)
+    by_suffix: defaultdict[str, list[tuple[bool, str]]] = defaultdict(list)
     for path in paths:
-        for suffix in _path_suffixes(path):
-            by_suffix[suffix].append(path)
+        for start, suffix in enumerate(_path_suffixes(path)):
+            by_suffix[suffix].append((start == 0, path))
     matches: dict[str, str] = {}
     names_of: dict[str, str] = {}
     for name in names:
         plain = str(PurePosixPath(name))  # without "./"
-        suffixes = _path_suffixes(plain)
-        found = [plain] if plain in paths else next((by_suffix[each] for each in suffixes if each in by_suffix), [])
+        shared = (
+            [path for is_whole, path in by_suffix.get(suffix, []) if is_whole or start == 0 or not strict]
+            for start, suffix in enumerate(_path_suffixes(plain))
+        )
+        found = [plain] if plain in paths else next(filter(None, shared), [])
         if len(found) > 1:
             raise InputError(f"'{source}' must have one file for '{name}', got {first_few(found)}")
         for path in found:
             if (other := names_of.setdefault(path, name)) != name:
                 raise InputError(f"'{source}' must have one file per image, got only '{path}' for {other}, {name}")
             matches[name] = path
-    return matches
+    return matches if matches or not strict else _match(names, paths, source, strict=False)
 
 
 def _path_suffixes(path: str) -> list[str]:
@@ -96,8 +100,10 @@ def without_target(image: Image, annotated: AnnotatedImage) -> tuple[Tensor, Tar
     return image_to_tensor(image), {}
 
 
-def image_to_tensor(image: Image) -> Tensor:
-    """Convert an image to a tensor, float32 (3, H, W) in [0, 1]."""
+def image_to_tensor(image: Image | Tensor) -> Tensor:
+    """Convert an image to a tensor, float32 (3, H, W) in [0, 1]; a tensor is returned."""
+    if isinstance(image, Tensor):
+        return image
     return transforms.to_dtype(transforms.pil_to_tensor(image.convert("RGB")), torch.float32, scale=True)
 
 

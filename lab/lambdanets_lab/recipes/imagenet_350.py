@@ -11,7 +11,7 @@ Run: lambdanets train imagenet_350_152_256 --data SHARDS --devices 8 --run DIR
 
 from dataclasses import replace
 
-from lambdanets.recipes.imagenet_90 import recipe as imagenet_90
+from lambdanets_lab.recipes.imagenet_90 import recipe as imagenet_90
 
 # Rows: depth, image size, RandAugment magnitude, dropout, stochastic depth rate.
 TABLE_20 = (
