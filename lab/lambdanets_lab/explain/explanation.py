@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torchvision.transforms.v2.functional import normalize
 
 from lambdanets.data.coco.images import image_to_tensor
 from lambdanets.errors import InputError, check_choice, nearest_hint
@@ -17,10 +18,11 @@ from lambdanets.inference.classifier import Classifier
 from lambdanets.inference.detector import Detector
 from lambdanets.inference.loading import load
 from lambdanets.inference.predictor import ImageInput, evaluation_mode
+from lambdanets.inference.segmenter import Segmenter
 from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets.models.unet import UNet
 from lambdanets_lab.explain.attention import AttentionMap, compute_attention_map, shared_keys
-from lambdanets_lab.explain.view import View, is_within, view_of_classifier, view_of_detector
+from lambdanets_lab.explain.view import View, is_within, view_of_classifier, view_of_detector, view_of_network
 
 
 class _Stop(Exception):  # noqa: N818
@@ -188,7 +190,7 @@ class Explanation:
 
 
 def explain(
-    model: str | os.PathLike[str] | Classifier | Detector | nn.Module,
+    model: str | os.PathLike[str] | Classifier | Detector | Segmenter | nn.Module,
     image: ImageInput | Tensor | tuple[Any, ...],
     *,
     channel: int | None = None,
@@ -197,7 +199,8 @@ def explain(
     """Run a model on one image and return what its lambda layers look at.
 
     Args:
-        model: a run folder or weight file, a `Classifier` or `Detector`, or a network. It runs in evaluation mode.
+        model: a run folder or weight file, a predictor from `load`, or a network. It runs in evaluation mode, without
+            tiles.
         image: an image as in `Classifier.predict`. For a network, its preprocessed input: a tensor with a batch axis,
             of which the first example is explained, or a tuple of the arguments of its forward pass.
         channel: as in `Classifier.predict`.
@@ -211,10 +214,8 @@ def explain(
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 3:
             raise InputError("image must be a tensor with a batch axis, or a tuple of tensors, for a network")
         network = loaded
-        sides, stride = tuple(inputs[0].shape[2:]), network.stride if isinstance(network, UNet) else 1
-        padded = tuple(-(-side // stride) * float(stride) for side in sides)  # by a U-Net, at the bottom and right
-        view = View(sides, (0.0,) * len(sides), padded) if len(sides) > 1 else None
-    elif isinstance(loaded, Classifier | Detector):
+        view = view_of_network(network, tuple(inputs[0].shape[2:])) if inputs[0].ndim > 3 else None
+    elif isinstance(loaded, Classifier | Detector | Segmenter):
         images = list(loaded.decode(image, channel=channel, stretch=stretch))
         if len(images) != 1:
             raise InputError(f"image must be one image, got {len(images)}")
@@ -224,12 +225,14 @@ def explain(
             preprocessing = loaded.card.preprocessing
             inputs = (preprocessing.transform()(pil_image)[None].to(parameter),)
             view = view_of_classifier(preprocessing, pil_image.size)
+        elif isinstance(loaded, Segmenter):
+            images = normalize(image_to_tensor(pil_image)[None], [*loaded.card.mean], [*loaded.card.std])
+            inputs, view = (images.to(parameter),), view_of_network(network, tuple(images.shape[2:]))
         else:
             inputs = ([image_to_tensor(pil_image).to(parameter)],)
             view = view_of_detector(loaded.model, inputs[0][0])
     else:
-        got = f"{type(loaded).__name__}; pass the network of load(path).model, and a preprocessed tensor"
-        raise InputError(f"model must be a Classifier, a Detector, a path of one, or a network, got {got}")
+        raise InputError(f"model must be a path, a predictor from load, or a network, got {type(loaded).__name__}")
     output, calls = _run(network, inputs)
     if not calls:
         raise InputError(f"model must have lambda layers, got {type(network).__name__} without one")
@@ -237,7 +240,7 @@ def explain(
 
 
 def attention_map(
-    model: str | os.PathLike[str] | Classifier | Detector | nn.Module,
+    model: str | os.PathLike[str] | Classifier | Detector | Segmenter | nn.Module,
     image: ImageInput | Tensor | tuple[Any, ...],
     *,
     layer: str | None = None,

@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lambdanets.data.transforms import Preprocessing
 from lambdanets.errors import InputError
 from lambdanets.models.mask_rcnn import MaskRCNN
+from lambdanets.models.unet import UNet
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,12 @@ def view_of_classifier(preprocessing: Preprocessing, size: tuple[int, int]) -> V
     resized = math.floor(preprocessing.image_size / preprocessing.crop_pct)
     side = square * preprocessing.image_size / resized
     return View((height, width), ((height - side) / 2, (width - side) / 2), (side, side))
+
+
+def view_of_network(network: nn.Module, sides: tuple[int, ...]) -> View:
+    """Return the view of a network whose input has these sides. U-Nets pad it at the bottom and right."""
+    stride = network.stride if isinstance(network, UNet) else 1
+    return View(sides, (0.0,) * len(sides), tuple(-(-side // stride) * float(stride) for side in sides))
 
 
 @torch.no_grad()

@@ -146,7 +146,7 @@ def test_damaged_removed_and_resized_images_are_unreadable(tmp_path: Path, write
         with pytest.raises(UnreadableImage, match=reason):
             images.load(index)
     (tmp_path / "f").rename(tmp_path / "g")
-    with pytest.raises(InputError, match="there is no such file|its folder is missing"):
+    with pytest.raises(InputError, match=r"there is no such file|its folder is missing"):
         images.load(0)
 
 

@@ -168,6 +168,16 @@ def test_command_writes_figures_and_prints_shares(quick_run, tmp_path, capsys):
     assert all(name in output for name in (*ln.explain(quick_run, image).layers, "position share", *FILES))
 
 
+def test_a_segmenter_is_explained_in_python_and_by_the_command(trained_segmenter, tmp_path):
+    run, path = trained_segmenter / "run", tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 50, 3), np.uint8)).save(path)
+    explanation = ln.explain(run, path)
+    assert_maps_reproduce_layers(explanation, (20, 22))
+    probabilities = ln.load(run, device="cpu").predict(path)[0].probabilities
+    torch.testing.assert_close(explanation.output[0].softmax(0), probabilities)
+    assert main(["explain", str(run), str(path), "--at", "29", "49", "--out", str(tmp_path / "out")]) == 0
+
+
 def test_positions_of_a_unet_are_those_of_its_padded_input():
     network = ln.create_model("lambda_unet_small", widths=[4, 8, 8, 8, 8], scope=3, algorithm="query_order")
     explanation = ln.explain(network, torch.rand(1, 3, 50, 70))
