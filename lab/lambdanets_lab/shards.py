@@ -20,6 +20,7 @@ from lambdanets.data.image_folders import TEST, VALIDATION, parse_name
 from lambdanets.data.image_search import is_image_name
 from lambdanets.data.images import (
     UnreadableImage,
+    check_folder,
     check_unreadable,
     describe_error,
     first_readable,
@@ -242,6 +243,7 @@ def _encoded(file: ImageFile) -> bytes:
         with open_image(file) as stream:
             return stream.read()
     except OSError as error:
+        check_folder(error)
         raise UnreadableImage(str(file), describe_error(error)) from error
 
 

@@ -68,10 +68,24 @@ def test_a_stretched_image_is_not_changed_again(background):
 @pytest.mark.parametrize("noise", [0, 3])
 def test_a_few_objects_in_a_large_image_are_bright(noise):
     field = 20 + noise * np.random.default_rng(1).normal(size=(512, 512)).clip(-3, 3)
-    field[100:113, 200:213] += 60  # 0.06% of the pixels
-    stretched = to_8_bits((field * 100).astype(np.uint16), stretch=True)
-    assert np.median(stretched) == pytest.approx(DARK_BACKGROUND, abs=1)
-    assert np.median(stretched[100:113, 200:213]) == pytest.approx(BRIGHT_OBJECTS, abs=3)
+    for number in range(4):  # of 0.06% of the pixels each
+        field[100 + 20 * number :, 200:213][:13] += 80
+        stretched = to_8_bits((field * 100).astype(np.uint16), stretch=True)
+        assert np.median(stretched) == pytest.approx(DARK_BACKGROUND, abs=1)
+        assert np.median(stretched[100:113, 200:213]) == pytest.approx(BRIGHT_OBJECTS, abs=3)
+
+
+def test_hot_pixels_and_overlays_do_not_hide_objects():
+    """Of images without a dark background, or whose objects are not only a few."""
+    contrast = 128 + np.random.default_rng(0).normal(0, 8, (512, 512)).clip(-28, 28)
+    overlaid = contrast.copy()
+    overlaid[500:502, 10:110] = 255  # a scale bar
+    small = nuclei(side=64)
+    hot = small.copy()
+    hot[3, 3] = 4000
+    for image, changed in ((contrast, overlaid), (small, hot)):
+        expected, stretched = (to_8_bits(x.astype(np.uint16), stretch=True).astype(int) for x in (image, changed))
+        assert (np.abs(stretched - expected) <= 2).mean() > 0.99
 
 
 @pytest.mark.parametrize("value", [np.uint8(0), np.uint8(255), np.uint16(900), np.float32(-3)])

@@ -73,6 +73,8 @@ def main(arguments: list[str]) -> None:
     echo(f"{plural(result.num_images, 'image')} in {plural(result.num_shards, 'shard')} labeled in {speed}")
     if result.num_in_progress:
         echo(f"{plural(result.num_in_progress, 'shard')} in progress in other processes")
+    if result.num_unlabeled:
+        echo(f"{plural(result.num_unlabeled, 'shard')} without a readable image; repair them and run the command again")
     command = f"{program()} pseudo-label select {shlex.quote(str(options.out))}"
     echo(f"written to {options.out}; select with: {command} SELECTION")
 

@@ -213,7 +213,7 @@ def explain(
         inputs = image if isinstance(image, tuple) else (image,)
         if not inputs or not isinstance(inputs[0], Tensor) or inputs[0].ndim < 3:
             raise InputError("image must be a tensor with a batch axis, or a tuple of tensors, for a network")
-        network = loaded
+        network = getattr(loaded, "_orig_mod", loaded)  # of torch.compile
         view = view_of_network(network, tuple(inputs[0].shape[2:])) if inputs[0].ndim > 3 else None
     elif isinstance(loaded, Classifier | Detector | Segmenter):
         images = list(loaded.decode(image, channel=channel, stretch=stretch))

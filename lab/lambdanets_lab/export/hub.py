@@ -124,7 +124,7 @@ def _check_loaded(network: nn.Module, folder: Path) -> None:
     try:
         loaded: Any = load(folder, device="cpu")
     except InputError as error:
-        raise InputError(f"model cannot be saved in timm's format: {error}") from error
+        raise InputError(f"model cannot be saved in timm's format: {error}; {problem}") from error
     channels, side = loaded.card.preprocessing.channels, loaded.card.preprocessing.image_size
     images = torch.randn(1, channels, side, side, generator=torch.Generator().manual_seed(0), device="cpu")
     with torch.inference_mode():

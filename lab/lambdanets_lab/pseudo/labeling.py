@@ -24,13 +24,14 @@ class LabelingResult:
     """Result of one labeling process.
 
     num_shards, num_images: labeled by this process. unreadable: one message per unreadable image. num_in_progress:
-    shards that other processes are labeling.
+    shards that other processes are labeling. num_unlabeled: shards without a readable image, which have no table.
     """
 
     num_shards: int
     num_images: int
     unreadable: tuple[str, ...]
     num_in_progress: int
+    num_unlabeled: int
 
 
 def label_shards(
@@ -68,7 +69,7 @@ def label_shards(
     with folder.open(shared=True):
         if not folder.is_started():
             write_json(out / DESCRIPTION, asdict(labels), None)
-    num_shards = num_images = num_in_progress = 0
+    num_shards = num_images = num_in_progress = num_unlabeled = 0
     unreadable: list[str] = []
     missing = [number for number, name in enumerate(names) if not (out / f"{name}.parquet").is_file()]
     total = sum(images.shard_sizes[number] for number in missing)
@@ -86,14 +87,15 @@ def label_shards(
                     unreadable += skipped
                     check_unreadable(unreadable, max_unreadable)
                     if len(shard) and not len(positions):
-                        continue  # without a table: it can be missing for a moment; the next call labels it
+                        num_unlabeled += 1  # it can be missing for a moment
+                        continue
                     keys = [shard.key(int(position)) for position in positions]
                     write_table(table, keys, positions, classes, probabilities)
                     num_shards, num_images = num_shards + 1, num_images + len(keys)
             except InUseError:
                 num_in_progress += 1
                 progress.update(len(shard))
-    return LabelingResult(num_shards, num_images, tuple(unreadable), num_in_progress)
+    return LabelingResult(num_shards, num_images, tuple(unreadable), num_in_progress, num_unlabeled)
 
 
 def _label(

@@ -36,7 +36,7 @@ class PredictOptions:
 
     model: Model
     images: Annotated[tuple[str, ...], POSITIONAL]
-    """Image files and folders."""
+    """Image files, folders and wildcards."""
     out: Path | None = None
     """New file of a classifier in JSON Lines format (.jsonl), by default predictions.jsonl; new folder of other models,
     by default detections or segmentations. The same command resumes an interrupted one."""

@@ -66,7 +66,7 @@ def list_files(
     left_out = Counter[str]()
     files: list[tuple[PurePath, Path | TarMember]]
     found = _walk(source, left_out) if source.is_dir() else _tar_members(source, left_out)
-    files = sorted(found, key=lambda file: [*map(nfc, file[0].parts)])  # in the same order on all systems
+    files = sorted(found, key=lambda file: ([*map(nfc, file[0].parts)], file[0].parts))  # as on any system
     left_out.update(path.suffix.lower() or "without a suffix" for path, _ in files if not accepts(path.name))
     return [(path, file) for path, file in files if accepts(path.name)], left_out
 
@@ -153,7 +153,8 @@ def find_images(
     """
     paths: dict[str, Path] = {}
     left_out = Counter[str]()
-    found = ([each] if os.path.lexists(each) else sorted(glob.glob(each)) or [each] for each in inputs)  # noqa: PTH207
+    patterns = {each for each in inputs if re.search("[*?]", each) and not os.path.lexists(each)}
+    found = ((sorted(glob.glob(each)) if each in patterns else []) or [each] for each in inputs)  # noqa: PTH207
     inputs = [*itertools.chain.from_iterable(found)]
     sources = {Path(name).absolute() for name in inputs}
     for path in dict.fromkeys(map(Path, inputs)):

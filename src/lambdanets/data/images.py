@@ -4,7 +4,6 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,11 +105,20 @@ def read_image(
             rotated = ImageOps.exif_transpose(image)
         return image if image.size == known_size != rotated.size else rotated
     except Exception as error:  # the decoders raise exceptions of many types for damaged files
-        if isinstance(error, OSError) and error.filename and not Path(error.filename).parent.is_dir():
-            # a network share that is gone: the other images must not be left out as unreadable
-            message = f"cannot read {name or source}: its folder is missing; try again when it is there"
-            raise InputError(message) from error
+        check_folder(error)
         raise UnreadableImage(name or str(source), describe_error(error)) from error
+
+
+def check_folder(error: Exception) -> None:
+    """Raise InputError if a file could not be opened because its folder is gone, such as a network share.
+
+    The images must not be left out as unreadable.
+    """
+    if isinstance(error, OSError) and error.filename:
+        folder = os.path.dirname(os.path.abspath(error.filename))  # noqa: PTH100, PTH120
+        if not os.path.isdir(folder):  # noqa: PTH112 - false for all errors, such as a stale handle
+            message = f"cannot read {error.filename}: its folder is missing; try again when it is there"
+            raise InputError(message) from error
 
 
 def open_image(source: Any) -> AbstractContextManager[Any]:

@@ -158,19 +158,22 @@ def _range(pixels: np.ndarray) -> float:
 def _stretching(pixels: np.ndarray) -> tuple[float, float, float]:
     """Return (low, scale, target) of `to_8_bits`: low becomes target.
 
-    Pixels are divided into dark and bright ones by Otsu's threshold, which maximizes the variance between both. Without
-    the brightest thousandth, unless it alone has the objects: then the rest, noise of a dark background, is dark.
+    Pixels are divided into dark and bright ones by Otsu's threshold, which maximizes the variance between both, without
+    the darkest and brightest thousandth. It would divide the noise if objects are on less than 0.25%: if all
+    but the brightest is noise, by its symmetry, only pixels far above it are bright.
     """
     if not np.isfinite([pixels.min(), pixels.max()]).all():
         raise ValueError("its intensities must be finite, got NaN or infinity")
     step = math.ceil(math.sqrt(math.prod(pixels.shape[:2]) / _MAX_SAMPLE))
     sample = pixels[::step, ::step].astype(np.float64)
     values = np.sort(sample.ravel() if sample.ndim == 2 else sample.mean(2).ravel())
-    brightest, outliers = values[-1 - len(values) // 10_000], len(values) // 1000
+    outliers, few = len(values) // 1000, len(values) // 400
     low, median, high = values[outliers], values[len(values) // 2], values[-1 - outliers]
     is_dark = median - low <= _MAX_DARK_MEDIAN * (high - low)
-    if brightest - median > 1.5 * (high - low) and high - median <= 2 * (median - low):
-        dark, bright, is_dark = median, np.median(values[values > (high + brightest) / 2]), True
+    brightest = values[-1 - max(len(values) // 10_000, min(20, few))]  # more than a few hot pixels
+    below, above = median - values[few], values[-1 - few] - median
+    if above <= 2 * below and brightest - median > 3 * (below + above):
+        dark, bright, is_dark = median, np.median(values[values > (median + brightest) / 2]), True
     elif low == high:
         return low, 0.0, DARK_BACKGROUND
     else:

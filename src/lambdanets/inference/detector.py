@@ -127,7 +127,8 @@ class Detector(CocoPredictor):
 
     def score(self, measures: list[Any]) -> Evaluation:
         results = [result for _, found in measures for result in found]
-        truth, max_detections = self.images.select(index for index, _ in measures).to_coco(), self.card.max_detections
+        truth = self.images.select(index for index, _ in measures).to_coco()
+        max_detections = max([self.card.max_detections, *(len(found) for _, found in measures)])  # tiles may have more
         scores = evaluate_results(truth, results, max_detections=max_detections)
         rows = (("boxes", scores["bbox"]), ("masks", scores["segm"]))
         return Evaluation(

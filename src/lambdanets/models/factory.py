@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from lambdanets.models.weights import (
     match_names,
     read_weights,
 )
+from lambdanets.terminal import echo
 
 # Arguments of timm's functions that extract features or load weights, from files or URLs, and not of an architecture.
 _LOADING_ARGUMENTS = {
@@ -107,7 +109,9 @@ def create_model(
         classifiers = tuple(f"{name}." for name in _module_names(model, "classifier"))
         kept = {name: tensor for name, tensor in state.items() if name.startswith(classifiers)}
         differs = any(name in weights and weights[name].shape != kept[name].shape for name in kept)
-        if num_classes == 0 or (num_classes is not None and differs):  # the classifier keeps its random weights
+        if num_classes and differs:
+            echo(f"{pretrained}: the classifier has random weights, since the file has other classes", file=sys.stderr)
+        if num_classes == 0 or (num_classes and differs):
             weights = {name: x for name, x in weights.items() if not name.startswith(classifiers)} | kept
         firsts = {f"{name}.weight" for name in _module_names(model, "first_conv")}
         for first in state.keys() & weights.keys():
