@@ -34,12 +34,6 @@ def test_segmentations_have_the_sizes_of_their_images(segmenter, trained_segment
         assert repr(segmentation).startswith(f"Segmentation({size[0]} x {size[1]} pixels, ")
 
 
-def test_explain_rejects_a_segmenter(trained_segmenter):
-    for model in (trained_segmenter / "run", ln.load(trained_segmenter / "run")):
-        with pytest.raises(InputError, match="must be a path, a Classifier, a Detector or a network, got Segmenter"):
-            ln.explain(model, "a.png")
-
-
 def test_segmenter_card_has_the_recipes_normalization(segmenter):
     assert isinstance(segmenter.card, SegmenterCard)
     model, images = segmenter.model, torch.rand(1, 3, 16, 16)
