@@ -6,7 +6,6 @@ import torch
 from PIL import Image
 
 import lambdanets as ln
-from lambdanets.errors import InputError
 from lambdanets.inference.figures import distinct_color, overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
 from training.segmentation.tiny_segmentation import CLASSES
