@@ -99,7 +99,7 @@ def test_file_that_cannot_be_used_gives_one_sentence(client):  # tests/data has 
     bomb = encode(Image.new("L", (3000, 3000)))
     large = iter([bytes(2**20)] * 34)  # without a length; refused before it is kept
     for content, reason in (
-        (b"", "it is not an image"),
+        (b"", "it is empty"),
         (bomb, "3000 x 3000 pixels, more than 5,000,000"),
         (large, "The image must have at most 32 MB."),
     ):
