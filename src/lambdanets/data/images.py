@@ -117,7 +117,7 @@ def check_folder(error: Exception) -> None:
     if isinstance(error, OSError) and error.filename:
         folder = os.path.dirname(os.path.abspath(error.filename))  # noqa: PTH100, PTH120
         if not os.path.isdir(folder):  # noqa: PTH112 - false for all errors, such as a stale handle
-            message = f"cannot read {error.filename}: its folder is missing; try again when it is there"
+            message = f"cannot read {error.filename}: its folder is missing; try again when it is back"
             raise InputError(message) from error
 
 

@@ -146,7 +146,7 @@ def test_damaged_removed_and_resized_images_are_unreadable(tmp_path: Path, write
         with pytest.raises(UnreadableImage, match=reason):
             images.load(index)
     (tmp_path / "f").rename(tmp_path / "g")
-    reason = "its folder is missing" if write_images is write_folder else "there is no such file"
+    reason = "its folder is missing" if write_images is write_folder else "no such file"
     with pytest.raises(InputError, match=reason):
         images.load(0)
 

@@ -36,9 +36,9 @@ def open_annotated(annotations: Path, images: Path, known: Collection[int] = ())
     known: as for `read_annotations`.
 
     A file matches an image if its path equals the image's file_name, or if one of them ends in the other, such as
-    0001.jpg and train2017/0001.jpg; backslashes, upper case and percent-encoding may differ. Images without a file are
-    dropped, and listed in `problems`. Raises InputError as `read_annotations` does, for a damaged tar, for ambiguous
-    matches, and if more than half of the images have no file.
+    0001.jpg and train2017/0001.jpg; if none does, if their last parts are equal. Backslashes, upper case and
+    percent-encoding may differ. Images without a file are dropped, and listed in `problems`. Raises InputError as
+    `read_annotations` does, for a damaged tar, for ambiguous matches, and if more than half of the images have no file.
     """
     parsed = read_annotations(annotations, known)
     if not images.exists():
