@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from timm.layers import freeze_batch_norm_2d
 from timm.layers.lambda_layer import LambdaLayer as TimmLayer
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
@@ -105,6 +106,16 @@ def test_adopted_network_can_be_copied_and_pickled():
     adopt(network)
     for other in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert list(foreign_state_dict(other)) == list(expected)
+
+
+def test_adopted_network_with_frozen_norms_converts_back():
+    network, weights = nn.Sequential(timm_layer()), nn.Sequential(timm_layer()).state_dict()
+    network.load_state_dict(weights)
+    adopt(network)
+    freeze_batch_norm_2d(network)
+    converted = foreign_state_dict(network)
+    nn.Sequential(timm_layer()).load_state_dict(converted)
+    torch.testing.assert_close(converted["0.qkv.weight"], weights["0.qkv.weight"])
 
 
 def test_outputs_distinguish_holocron_from_lucidrains():

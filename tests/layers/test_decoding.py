@@ -1,5 +1,7 @@
 """Step-by-step decoding against forward passes over the whole sequence."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from lambdanets import (
 )
 from lambdanets.adoption.trial import randomize
 from lambdanets.layers import DenseEmbedding
+from lambdanets.ops.decoding import ContentState
 
 # layer class, options, grid
 CASES = {
@@ -69,7 +72,18 @@ def test_decoding_state_is_bounded_by_the_scope():
     for _ in range(50):
         _, state = decode_step(layer, torch.ones(1, 8, dtype=torch.float64), state)
     assert state.values.shape[2] == 3  # half of the scope, without the next position
-    assert state.content.sums.shape == (1, 4, 1, 4)
+    assert state.content.sums.shape == (1, 1, 4, 1, 4)
+
+
+@pytest.mark.parametrize("multi_head", [False, True])
+def test_sequences_of_a_state_can_be_repeated_and_reordered(multi_head):
+    layer, sequences = make_layer(LambdaLayer1d, {"multi_head": multi_head}), torch.randn(2, 8, 3, dtype=torch.float64)
+    _, state = decode_step(layer, sequences[:, :, 0], start_decoding(layer, 2))
+    chosen = [1, 0, 1]
+    content = ContentState(*(x[chosen] for x in state.content))
+    beams = replace(state, content=content, values=state.values[chosen])
+    output, _ = decode_step(layer, sequences[chosen, :, 1], beams)
+    torch.testing.assert_close(output, layer(sequences)[chosen, :, 1], rtol=1e-12, atol=1e-12)
 
 
 def test_decoding_can_resume_twice_from_the_same_state():

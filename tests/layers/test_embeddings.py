@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.utils.parametrizations import spectral_norm
 
-from lambdanets import RelativeEmbedding
+from lambdanets import LambdaLayer2d, RelativeEmbedding
 from lambdanets.layers import DenseEmbedding, EdgeEmbedding
 from lambdanets.ops import definition, resize_table
 
@@ -50,6 +50,8 @@ def test_of_pairs_equals_the_definition(heads, intra_depth):
 def test_dense_embedding_returns_the_first_positions():
     embedding = DenseEmbedding(5, 6, 4, heads=2)
     assert torch.equal(embedding(3, 2), embedding.table[:, :3, :2])
+    with pytest.raises(ValueError, match=r"x must be a map of 36 positions.*got \(6, 5\)"):
+        LambdaLayer2d(8, embedding=DenseEmbedding(36, 36, 16))(torch.randn(1, 8, 6, 5))
 
 
 @pytest.mark.parametrize("intra_depth", [1, 2])

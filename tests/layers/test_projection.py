@@ -93,6 +93,41 @@ def test_hooks_of_all_modules_see_every_module_of_a_layer(training):
     torch.testing.assert_close(output, expected)
 
 
+def test_weights_of_a_quantized_type_are_not_merged():
+    class Quantized(torch.Tensor):  # as of torchao: a wrapper with few operations
+        @staticmethod
+        def __new__(cls, tensor):
+            return torch.Tensor._make_wrapper_subclass(cls, tensor.shape, dtype=tensor.dtype)
+
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __tensor_flatten__(self):
+            return ["tensor"], None
+
+        @staticmethod
+        def __tensor_unflatten__(tensors, context, size, stride):
+            return Quantized(tensors["tensor"])
+
+        @classmethod
+        def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+            if operation is torch.ops.aten.detach.default:
+                return Quantized(args[0].tensor)
+            raise NotImplementedError(f"{operation} of quantized weights")
+
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            if function is nn.functional.linear:
+                return function(args[0], args[1].tensor, *args[2:])
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    layer, x = LambdaLayer(8, scope=3).eval(), torch.randn(2, 5, 8)
+    expected = layer(x)
+    for projection in (layer.query_projection, layer.key_projection, layer.value_projection):
+        projection.weight = nn.Parameter(Quantized(projection.weight.detach()), requires_grad=False)
+    torch.testing.assert_close(layer(x), expected)
+
+
 def test_layer_in_fsdp_with_flattened_weights_equals_the_layer(tmp_path):
     layer, x = LambdaLayer2d(8, scope=3), torch.randn(2, 8, 5, 6)
     expected = layer(x)

@@ -144,6 +144,15 @@ def test_multi_head_edge_embeddings_equal_the_definition():
     torch.testing.assert_close(layer(x, embeddings=embeddings), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_layers_in_bfloat16_take_contexts_with_tables_in_float32():
+    layer = make_layer(torch.float32, position=True, scope=5).eval()
+    x, context = random_tokens(B, N, DIM, dtype=torch.float32), random_tokens(B, M, DIM, dtype=torch.float32)
+    expected = layer(x, context)
+    layer.bfloat16().embedding.float()
+    result = layer(x.bfloat16(), context.bfloat16())
+    torch.testing.assert_close(result.float(), expected, rtol=0.05, atol=0.05 * expected.abs().max().item())
+
+
 CROSS, FEW = {"dim_context": CONTEXT}, DenseEmbedding(4, 4, 4, dtype=torch.float64)
 INVALID_ARGUMENTS = [
     ({"position": True}, {}, "embeddings must be a tensor unless .*; create the layer with scope=63"),

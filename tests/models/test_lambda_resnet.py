@@ -1,6 +1,7 @@
 """LambdaResNets: architecture, and timm's functions. The paper's parameter counts: tests/lab/tables."""
 
 import pytest
+import timm.optim
 import torch
 from timm.models.resnet import BasicBlock
 
@@ -28,8 +29,13 @@ def test_small_model_keeps_the_resolution_of_small_images():
 
 
 def test_embedding_tables_have_no_weight_decay():
-    model = create_model("lambda_resnet20_small")
-    assert model.no_weight_decay() == {"layer3.1.conv2.embedding.table", "layer4.0.conv2.embedding.table"}
+    model = create_model("lambda_resnet20_small", device="meta")
+    for each in (model, torch.compile(model)):
+        optimizer = timm.optim.create_optimizer_v2(each, "adamw", weight_decay=0.1)
+        undecayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] == 0 for p in group["params"]}
+        tables = [parameter for name, parameter in each.named_parameters() if name.endswith("table")]
+        assert len(tables) == 2
+        assert undecayed.issuperset(map(id, tables))
 
 
 def test_basic_blocks_have_lambda_layers_too():

@@ -89,6 +89,8 @@ def test_where_accepts_shell_style_patterns():
     ]  # fmt: skip
     names = replace_convolutions(model, lambda_layer_on_meta, ["layer1.0.conv1", "layer2.?.conv1"])
     assert names == ["layer1.0.conv1", "layer2.0.conv1", "layer2.1.conv1"]
+    names = replace_convolutions(model, lambda_layer_on_meta, "layer4.0.conv[12]*", allow_several_per_block=True)
+    assert names == ["layer4.0.conv1"]  # no projection of the lambda layer at layer4.0.conv2
 
 
 CONVOLUTION = "layer4.0.conv1"

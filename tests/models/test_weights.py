@@ -130,6 +130,24 @@ def test_a_checkpoint_with_other_classes_keeps_the_random_classifier_of_num_clas
         create_model("resnet18", pretrained=tmp_path / "a.pth")
 
 
+@pytest.mark.parametrize("name", ["lambda_resnet20_small", "timm/lambda_resnet26t"])
+def test_weights_of_a_network_without_a_classifier_are_loaded(name, small_lambda_resnet26t, tmp_path):
+    original = create_model(name, num_classes=0)
+    torch.save(original.state_dict(), tmp_path / "a.pth")
+    state = create_model(name, tmp_path / "a.pth", num_classes=3).state_dict()
+    assert all(state[key].equal(tensor) for key, tensor in original.state_dict().items())
+
+
+def test_weights_of_another_scope_are_interpolated(tmp_path, capsys):
+    original = create_model("lambda_resnet20_small", num_classes=3)
+    torch.save(original.state_dict(), tmp_path / "a.pth")
+    loaded = create_model("lambda_resnet20_small", tmp_path / "a.pth", num_classes=3, scope=9)
+    assert "embedding tables are interpolated to scope (9, 9)" in capsys.readouterr().err
+    layer, expected = loaded.layer4[0].conv2.embedding, original.layer4[0].conv2.embedding
+    expected.resize((9, 9))
+    assert layer.table.equal(expected.table)
+
+
 @pytest.mark.parametrize("feature_cls", ["list", "hook", "fx", "getter"])
 def test_features_of_other_channels_have_the_weights_of_a_file(feature_cls, model, tmp_path):
     torch.save(model.state_dict(), tmp_path / "a.pth")

@@ -38,6 +38,8 @@ def test_another_image_size_keeps_weights_options_and_preprocessing(finetune, we
     assert recipe.preprocessing == replace(BASE.preprocessing, image_size=15)
     after = initialized_model(recipe, ("dark", "light")).state_dict()
     assert [name for name, tensor in load_weights(weights).items() if not torch.equal(tensor, after[name])] == []
+    gray = initialized_model(replace(recipe, channels=1, mean=(0.5,), std=(0.2,)), ("dark", "light")).state_dict()
+    torch.testing.assert_close(gray["conv1.weight"], after["conv1.weight"].sum(1, keepdim=True))
 
 
 @pytest.mark.parametrize(("scope", "multi_head"), [(3, False), (11, True)])

@@ -16,7 +16,8 @@ from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtyp
 class DecodingState:
     """The state of a causal layer between two calls of `decode_step`.
 
-    States are immutable, so several continuations can start from the same state.
+    States are immutable, so several continuations can start from the same state. The first axis of all tensors is the
+    batch, so that they can be repeated for beams, or without finished sequences.
 
     Attributes:
         position: number of positions decoded so far; an int64 tensor in the graph of a `DecodingStep`.
@@ -60,7 +61,7 @@ def start_decoding(layer: LambdaBase, batch_size: int, grid: tuple[int, ...] | N
     like = torch.empty(0, dtype=accumulation_dtype(weight.dtype), device=weight.device)
     content = None
     if layer.key_projection is not None:
-        shape = (batch_size * num_lambdas, layer.query_depth, layer.intra_depth)
+        shape = (batch_size, num_lambdas, layer.query_depth, layer.intra_depth)
         maxima = like.new_full(shape, torch.finfo(like.dtype).min)
         content = ContentState(maxima, torch.zeros_like(maxima), like.new_zeros(*shape, layer.value_depth))
     windows = [causal_window(each.scope, grid, layer.dilation) for each in layer.relative_embeddings]
@@ -106,9 +107,9 @@ def decode_step(layer: LambdaBase, x: Tensor, state: DecodingState) -> tuple[Ten
         output = queries.new_zeros(*queries.shape[:3], v)
         if keys is not None and content is not None:
             keys = keys.reshape(batch * num_lambdas, k, u).to(queries.dtype)
-            term, content = content_step(
-                queries.flatten(0, 1), keys, values.flatten(0, 1), content, layer.normalize_keys
-            )
+            sums = ContentState(*(x.flatten(0, 1) for x in content))
+            term, sums = content_step(queries.flatten(0, 1), keys, values.flatten(0, 1), sums, layer.normalize_keys)
+            content = ContentState(*(x.unflatten(0, (batch, num_lambdas)) for x in sums))
             output = output + term.unflatten(0, queries.shape[:2])
         if layer.position_bias is not None:  # the bias of a multi-head layer is (h, k), its queries (b, h, 1, k)
             output = output + layer._bias_term(queries)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from lambdanets.layers.base import LambdaBase, LambdaInputs
+from lambdanets.layers.embeddings import DenseEmbedding
 from lambdanets.layers.pooling import counts_padding
 from lambdanets.layers.projection import contiguous_gradient
 from lambdanets.ops.tracing import fix_sides, static_shape
@@ -56,6 +57,9 @@ class GridLambdaLayer(LambdaBase):
         queries, keys, values = self._project(x, None, valid)
         tables, embeddings = self.tables(), None
         if not tables and self.embedding is not None:
+            if isinstance(self.embedding, DenseEmbedding) and grid[1:] and math.prod(grid) != self.embedding.positions:
+                expected = f"a map of {self.embedding.positions} positions, those of its DenseEmbedding"
+                raise ValueError(f"x must be {expected}, got {grid}")
             embeddings = self.embedding(math.prod(grid), math.prod(grid))
         mask = None if valid is None else valid.unsqueeze(1)  # (b, 1, m)
         return LambdaInputs(queries, keys, values, grid, embeddings, tables, mask)

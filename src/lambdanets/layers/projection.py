@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lambdanets.ops.tracing import is_exporting
 
@@ -110,7 +111,7 @@ def _product_weights(projections: Sequence[Any], dim: int) -> list[Tensor]:
             return []
         parameters = projection._parameters  # without weights in replicas of DataParallel and in FSDP
         weight = parameters.get("weight")
-        if weight is None or parameters["bias"] is not None:
+        if weight is None or parameters["bias"] is not None or is_traceable_wrapper_subclass(weight):
             return []
         if weight.shape[1] != dim or weight.shape[2:].numel() > 1:  # with groups, or a kernel of several positions
             return []

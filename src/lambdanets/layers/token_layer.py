@@ -92,7 +92,7 @@ class LambdaLayer(LambdaBase):
                 tables = self.tables()
             else:
                 pairs = [embedding.of_pairs((n,), (m,), dilation=self.dilation) for embedding in relative]
-                embeddings = functools.reduce(torch.add, pairs)
+                embeddings = functools.reduce(torch.add, pairs).to(queries.dtype)  # tables have their own
         return LambdaInputs(queries, keys, values, (n,), embeddings, tables, mask)
 
     def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:

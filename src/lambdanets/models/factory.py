@@ -4,14 +4,13 @@ import inspect
 import json
 import os
 import re
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from timm.models import adapt_input_conv, build_model_with_cfg, model_entrypoint
+from timm.models import build_model_with_cfg, model_entrypoint
 from timm.models._hub import load_model_config_from_path
 from torch import Tensor, nn
 
@@ -19,15 +18,15 @@ from lambdanets.adoption import adopt, foreign_layers
 from lambdanets.errors import InputError, nearest_hint, one_line
 from lambdanets.models.weights import (
     CONFIG,
-    EXTRACTORS,
     FOLDER,
+    adapt_weights,
     find_weights,
     load_tensors,
     local_path,
     match_names,
+    module_names,
     read_weights,
 )
-from lambdanets.terminal import echo
 
 # Arguments of timm's functions that extract features or load weights, from files or URLs, and not of an architecture.
 _LOADING_ARGUMENTS = {
@@ -97,37 +96,19 @@ def create_model(
         options = f" with {overrides}" if overrides else ""
         raise InputError(f"{name} cannot be built{options}: {one_line(error)}") from error
     adopts = full_name != name or (":" in name and foreign_layers(model))
-    state = model.state_dict()
-    weights = match_names(weights, state, str(pretrained))
-    if adopts and not state.keys() <= weights.keys():  # weights, if any, are those of the adopted network
-        adopt(model)
-        adopts, state = False, model.state_dict()
-        weights = match_names(weights, state, str(pretrained))
+    if adopts and weights:  # they may be those of the adopted network
+        weights = match_names(weights, model.state_dict(), str(pretrained))
+        classifiers = tuple(f"{name}." for name in module_names(model, "classifier"))
+        if any(name not in weights and not name.startswith(classifiers) for name in model.state_dict()):
+            adopt(model)
+            adopts = False
     if weights:
-        if overrides.get("features_only"):
-            weights = {name: weights[name] for name in state if name in weights}
-        classifiers = tuple(f"{name}." for name in _module_names(model, "classifier"))
-        kept = {name: tensor for name, tensor in state.items() if name.startswith(classifiers)}
-        differs = any(name in weights and weights[name].shape != kept[name].shape for name in kept)
-        if num_classes and differs:
-            echo(f"{pretrained}: the classifier has random weights, since the file has other classes", file=sys.stderr)
-        if num_classes == 0 or (num_classes and differs):
-            weights = {name: x for name, x in weights.items() if not name.startswith(classifiers)} | kept
-        firsts = {f"{name}.weight" for name in _module_names(model, "first_conv")}
-        for first in state.keys() & weights.keys():
-            # for other in_chans, as in timm
-            if EXTRACTORS.sub("", first) in firsts and weights[first].shape[1] == 3:
-                weights[first] = adapt_input_conv(state[first].shape[1], weights[first].float())
+        is_part, new_heads = bool(overrides.get("features_only")), None if num_classes else num_classes == 0
+        weights = adapt_weights(weights, model, str(pretrained), new_heads=new_heads, is_part=is_part)
         load_tensors(model, weights, str(pretrained))
     if adopts:
         adopt(model)
     return model
-
-
-def _module_names(model: Any, key: str) -> tuple[str, ...]:
-    """Return the modules that timm's configuration names, such as both classifiers of a distilled transformer."""
-    names = model.pretrained_cfg.get(key) or ()
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _option_names(name: str) -> set[str]:

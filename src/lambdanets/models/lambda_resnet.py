@@ -81,7 +81,7 @@ class ResNetBase(ResNet):
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the embedding tables, which timm's optimizers then exclude from weight decay."""
-        return {name for name, _ in self.named_parameters() if name.endswith("table")}
+        return {"*.table"}
 
 
 class LambdaResNet(ResNetBase):

@@ -48,8 +48,13 @@ def replace_convolutions(
     if not isinstance(model, nn.Module) or isinstance(make_layer, type | nn.Module):
         got = f"{type(model).__name__} and {make_layer!r}"
         raise InputError(f"model must be a network, and make_layer a function of a convolution; got {got}")
-    named_modules = model.named_modules(remove_duplicate=False)  # a module may have several names
-    convolutions = {name: module for name, module in named_modules if isinstance(module, Convolution)}
+    modules = dict(model.named_modules(remove_duplicate=False))  # a module may have several names
+    inside = tuple(f"{name}." for name, module in modules.items() if isinstance(module, LambdaBase))  # projections
+    convolutions = {
+        name: module
+        for name, module in modules.items()
+        if isinstance(module, Convolution) and not name.startswith(inside)
+    }
     selected = _select(where, convolutions, model)
     replacements = {each: make_layer(each) for each in dict.fromkeys(convolutions[name] for name in selected)}
     layers = {name: replacements[convolutions[name]] for name in selected}

@@ -15,10 +15,12 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from lambdanets.errors import InputError, nearest_hint, one_line
 from lambdanets.files import atomic_write, file_sha256
+from lambdanets.layers import RelativeEmbedding
 from lambdanets.terminal import echo
 
 FOLDER = Path(__file__).parents[1] / "pretrained"  # float16 weight files with a model card
@@ -180,6 +182,50 @@ def match_names(weights: dict[str, Tensor], names: Collection[str], source: str)
         echo(f"{source}: the weights {prefix}* are used, not {', '.join(copies)}", file=sys.stderr)
     kept = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
     return {own_name(name) or name: tensor for name, tensor in kept.items()}
+
+
+def adapt_weights(
+    weights: dict[str, Tensor], model: Any, source: str, *, new_heads: bool | None = None, is_part: bool = False
+) -> dict[str, Tensor]:
+    """Return weights of a network with other classes, channels or scopes with the names and shapes of a model.
+
+    Weights of RGB images are summed for one channel and repeated for others, as in timm. Embedding tables of another
+    scope are interpolated. A message on stderr says which layers are random or interpolated.
+
+    new_heads: whether the last layers keep their random weights; default None for those that differ from the file's.
+    is_part: leave out what the model lacks, as a detector's backbone lacks a classifier.
+    """
+    state = model.state_dict()
+    weights = match_names(weights, state, source)
+    if is_part:
+        weights = {name: weights[name] for name in state if name in weights}
+    heads = tuple(f"{name}." for name in getattr(model, "HEADS", ()) or module_names(model, "classifier"))
+    own = {name: tensor for name, tensor in state.items() if name.startswith(heads)}
+    differs = any(name not in weights or weights[name].shape != own[name].shape for name in own)
+    if new_heads or (new_heads is None and differs):
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(heads)} | own
+        if own:
+            echo(f"{source}: the last layer has random weights, as the file has other classes or none", file=sys.stderr)
+    for first in module_names(model, "first_conv"):
+        for name in state.keys() & weights.keys():
+            if EXTRACTORS.sub("", name) == f"{first}.weight" and weights[name].shape[1] == 3:
+                weights[name] = adapt_input_conv(state[name].shape[1], weights[name].float())
+    scopes = set()
+    for name, layer in model.named_modules():
+        table = weights.get(f"{name}.table")
+        if isinstance(layer, RelativeEmbedding) and table is not None and table.dim() == layer.table.dim():
+            weights[f"{name}.table"] = layer.resized(table, layer.scope)
+            if table.shape != layer.table.shape:
+                scopes.add(layer.scope)
+    if scopes:
+        echo(f"{source}: embedding tables are interpolated to scope {', '.join(map(str, scopes))}", file=sys.stderr)
+    return weights
+
+
+def module_names(model: Any, key: str) -> tuple[str, ...]:
+    """Return the modules that timm's configuration names, such as both classifiers of a distilled transformer."""
+    names = getattr(model, "pretrained_cfg", {}).get(key) or ()
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def load_tensors(model: nn.Module, weights: dict[str, Tensor], source: str) -> None:

@@ -13,7 +13,8 @@ class ContentState(NamedTuple):
     """Running sums over the context so far, in float32 or wider; the size does not depend on the context length.
 
     maxima: maxima of the softmax keys, (b, k, u). norms: normalizers of the keys, (b, k, u).
-    sums: sums of keys times values, (b, k, u, v). See `lambdanets.ops.causal`.
+    sums: sums of keys times values, (b, k, u, v). States of layers have an axis of lambdas after b. See
+    `lambdanets.ops.causal`.
     """
 
     maxima: Tensor
