@@ -33,12 +33,14 @@ INSTALLING := installing the package and its dependencies into $(VENV): about 3 
 	with CUDA, as on Linux; docs/install.md has the way to PyTorch for CPUs only (about 200 MB). \
 	An interrupted installation continues with the same command.
 
-# The first pip that installs dependency groups.
+# The first pip that installs dependency groups. uv makes environments without pip.
 NEW_PIP := 'pip>=25.1'
+HAVE_PIP := $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
 
 .PHONY: demo test test-rest test-isa docs lint format release clean
 
-demo: $(VENV)/demo-ready
+demo: $(VENV)/$(if $(wildcard $(VENV)/dev-ready),dev,demo)-ready
 	@if [ -f runs/demo/recipe.json ]; then $(BIN)/lambdanets train --resume runs/demo; \
 	else $(BIN)/lambdanets train digits --run runs/demo; fi
 
@@ -79,16 +81,20 @@ $(BIN)/python:
 # The files *-ready are written after an installation, so an interrupted installation is repeated.
 $(VENV)/demo-ready: pyproject.toml | $(BIN)/python
 	@echo "$(INSTALLING)"
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[train]'
+	@$(HAVE_PIP)
+	$(PIP_INSTALL) --editable '.[train]'
 	@touch $@
 
 $(VENV)/dev-ready: pyproject.toml $(wildcard native/*.c native/*.h native/*.py) | $(BIN)/python
 	@echo "$(INSTALLING)"
-	$(BIN)/python -m pip install --disable-pip-version-check $(NEW_PIP)
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.[detection,export,demo]' --group dev
+	@$(HAVE_PIP)
+	$(PIP_INSTALL) $(NEW_PIP)
+	$(PIP_INSTALL) --no-compile --editable '.[detection,export,demo]' --group dev
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true  # pip uses one core; some tests are invalid
 	@touch $@
 
 $(VENV)/release-ready: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --disable-pip-version-check $(NEW_PIP)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --group release
+	@$(HAVE_PIP)
+	$(PIP_INSTALL) $(NEW_PIP)
+	$(PIP_INSTALL) --quiet --group release
 	@touch $@

@@ -1,7 +1,7 @@
 """A character-level causal language model, with and without relative positions, and step-by-step decoding.
 
-Two models of the same width are trained with the same seed and batches on the text of this project (*.md and
-src/**/*.py). The last tenth of each file is held out. One model has only the content term, so it sees the previous
+Two models of the same width are trained with the same seed and batches on the text of this project (its pages and
+src). The last tenth of each file is held out. One model has only the content term, so it sees the previous
 characters but not their order. The other model also has the position term. It then generates text character by
 character, with a state of constant size per layer. Its logits are compared with those of one forward pass over the
 generated text.

@@ -34,7 +34,6 @@ KERNELS = (("wide", "float"), ("narrow", "float"), ("float64", "double"))
 PLATFORMS = {
     "manylinux_2_17_x86_64": ("x86_64", "linux-gnu.2.17", ".so"),
     "manylinux_2_17_aarch64": ("aarch64", "linux-gnu.2.17", ".so"),
-    "macosx_11_0_x86_64": ("x86_64", "macos.11.0", ".dylib"),
     "macosx_11_0_arm64": ("aarch64", "macos.11.0", ".dylib"),
     "win_amd64": ("x86_64", "windows-gnu", ".dll"),
     "win_arm64": ("aarch64", "windows-gnu", ".dll"),

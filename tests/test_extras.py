@@ -57,7 +57,7 @@ def test_core_works_without_extras_and_commands_print_the_missing_extra(quick_ru
     assert process.returncode == 0, process.stderr
     assert re.findall(r"exit code (\d+)", process.stdout) == ["2"] * len(commands)
     errors = [line for line in process.stderr.splitlines() if line.startswith("lambdanets: ")]
-    message = r"lambdanets: \w+ is not installed; install it with: pip install 'lambdanets\[(\w+)\]'"
+    message = r'lambdanets: \w+ is not installed; install it with: pip install "lambdanets\[(\w+)\]"'
     extras = [match[1] for match in map(re.compile(message).fullmatch, errors) if match]
     assert extras == ["train"] * 8 + ["export"] * 2 + ["demo"], errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.png", "predictions.jsonl"]

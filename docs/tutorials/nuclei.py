@@ -3,7 +3,7 @@
 #
 # The package has a trained detector for cell nuclei in fluorescence and stained tissue, 2.4 MB, without a download.
 # This page goes from a file to outlines, counts, a table and a label image, in half a minute.
-# `pip install '.[detection]'`.
+# `pip install ".[detection]"`.
 
 # %%
 import matplotlib.pyplot as plt

@@ -3,7 +3,7 @@
 #
 # You have a network in PyTorch with 3x3 convolutions. Two lines replace some of them by lambda layers, which see
 # the whole feature map; then one call shows which positions an output was computed from. Two cores need
-# half a minute. `pip install '.[train]'`, for scikit-learn's digits and matplotlib.
+# half a minute. `pip install ".[train]"`, for scikit-learn's digits and matplotlib.
 
 # %%
 import matplotlib.pyplot as plt

@@ -72,7 +72,7 @@ def explain_missing_extras() -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        command = f"pip install 'lambdanets[{EXTRAS[package]}]'"
+        command = f'pip install "lambdanets[{EXTRAS[package]}]"'
         raise InputError(f"{package} is not installed; install it with: {command}") from error
 
 

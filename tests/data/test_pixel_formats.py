@@ -183,7 +183,7 @@ def test_a_compressed_file_names_the_extra_that_it_needs(tmp_path):
     script = "import sys; sys.modules['imagecodecs'] = None\nfrom lambdanets.data.images import read_image\n"
     script += "for path in sys.argv[1:]:\n    try: read_image(path)\n    except ValueError as error: print(error)"
     output = subprocess.run([sys.executable, "-c", script, *map(str, paths)], capture_output=True, text=True).stdout
-    assert output.count("its pixels need imagecodecs; install it with: pip install 'lambdanets[detection]'") == 2
+    assert output.count('its pixels need imagecodecs; install it with: pip install "lambdanets[detection]"') == 2
 
 
 @pytest.mark.parametrize("encode", [lambda pixels: tiff(pixels, "rgb"), png])

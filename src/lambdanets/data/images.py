@@ -166,5 +166,5 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"it cannot be read: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) or "'imagecodecs' package" in str(error):  # raised by tifffile
-        return f"its pixels need imagecodecs; install it with: pip install 'lambdanets[{EXTRAS['imagecodecs']}]'"
+        return f'its pixels need imagecodecs; install it with: pip install "lambdanets[{EXTRAS["imagecodecs"]}]"'
     return one_line(error)
