@@ -16,7 +16,7 @@ from lambdanets.data.batches import Batch
 from lambdanets.recipes import find_recipe
 from lambdanets.registry import TASKS
 from lambdanets.training import run
-from training.runs import SEED, interrupted_run, load_weights, read_metrics
+from training.runs import SEED, initialized_model, interrupted_run, load_weights, read_metrics
 
 FILE = Path(__file__).parents[2] / "examples/keywords/recipe.py"
 GROUP = "lambdanets.tasks"
@@ -41,6 +41,8 @@ def test_task_of_a_recipe_file_trains_resumes_and_evaluates(recipe, tmp_path, mo
     unreadable = Batch(*nothing, torch.zeros(0), ["recording 0: damaged"], 1)
     assert spotter.evaluator().measure(unreadable) == []
     assert ln.evaluate(spotter).scores["accuracy"] == result["accuracy"]
+    others = initialized_model(replace(recipe, weights=str(tmp_path / "run")), spotter.classes[::-1]).state_dict()
+    assert {name for name in others if not others[name].equal(weights[name])} == {"head.weight", "head.bias"}
     assert spotter.infer([spotter.evaluator().images.load(3)[0]])[0] in spotter.classes
 
 

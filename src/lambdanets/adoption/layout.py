@@ -190,7 +190,8 @@ def foreign_tensors(ours: Tensors, family: Family, heads: int, shapes: Shapes) -
     foreign = {}
     for name, (theirs, _) in family.views(empty, heads).items():
         like = ours.get(name, ours["value_projection.weight"])
-        foreign[theirs] = like.new_zeros(shapes[theirs])
+        is_counter = theirs.endswith("num_batches_tracked")  # which frozen norms do not have
+        foreign[theirs] = like.new_zeros(shapes[theirs], dtype=torch.int64 if is_counter else None)
     for name, (_, view) in family.views(foreign, heads).items():
         if name in ours:
             view.copy_(ours[name].view(view.shape))

@@ -16,8 +16,8 @@ from lambdanets.ops.precision import accumulation_dtype, compute_and_result_dtyp
 class DecodingState:
     """The state of a causal layer between two calls of `decode_step`.
 
-    States are immutable, so several continuations can start from the same state. The first axis of all tensors is the
-    batch, so that they can be repeated for beams, or without finished sequences.
+    States are immutable, so several continuations can start from the same state. The first axis of `values` and of
+    the tensors in `content` is the batch, so that beams can be repeated and finished sequences left out.
 
     Attributes:
         position: number of positions decoded so far; an int64 tensor in the graph of a `DecodingStep`.

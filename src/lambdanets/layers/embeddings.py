@@ -104,6 +104,13 @@ class RelativeEmbedding(EmbeddingTable):
         resized = self.resized(self.table.detach(), scope, keep_sum)
         self.table = nn.Parameter(resized, requires_grad=self.table.requires_grad)
 
+    def differs_in_scope(self, table: Tensor) -> bool:
+        """Whether a table has the axes of this embedding's, with other sides."""
+        before = int(self.heads is not None)
+        after = before + self.dimensions
+        shape, own = table.shape, self.table.shape
+        return shape != own and (*shape[:before], *shape[after:]) == (*own[:before], *own[after:])
+
     def resized(self, table: Tensor, scope: tuple[int, ...], keep_sum: bool = True) -> Tensor:
         """Return a table for as many heads as this embedding has, interpolated to another scope as by `resize`."""
         heads = [resize_table(each, scope, keep_sum=keep_sum) for each in ([table] if self.heads is None else table)]
@@ -139,7 +146,7 @@ class DenseEmbedding(EmbeddingTable):
     Parameters: n m k u; with `heads`, h n m k u.
 
     Args:
-        positions: n, the maximum number of query positions.
+        positions: n, the maximum number of query positions; that of a map, if the layer has more than one dimension.
         context_positions: m, the maximum number of context positions.
 
     The other arguments are those of RelativeEmbedding.

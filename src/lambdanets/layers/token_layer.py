@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from lambdanets.layers.base import LambdaBase, LambdaInputs
 from lambdanets.ops.checks import check_shape
 from lambdanets.ops.pairs import expand_mask
+from lambdanets.ops.precision import autocast_dtype
 from lambdanets.ops.tracing import fix_sides
 
 
@@ -92,7 +93,9 @@ class LambdaLayer(LambdaBase):
                 tables = self.tables()
             else:
                 pairs = [embedding.of_pairs((n,), (m,), dilation=self.dilation) for embedding in relative]
-                embeddings = functools.reduce(torch.add, pairs).to(queries.dtype)  # tables have their own
+                embeddings = functools.reduce(torch.add, pairs)
+                if autocast_dtype(x.device) is None:
+                    embeddings = embeddings.to(queries.dtype)  # tables may be wider
         return LambdaInputs(queries, keys, values, (n,), embeddings, tables, mask)
 
     def finish(self, output: Tensor, inputs: LambdaInputs) -> Tensor:

@@ -80,8 +80,11 @@ class ResNetBase(ResNet):
             replace_convolutions(self, make_layer, names)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the embedding tables, which timm's optimizers then exclude from weight decay."""
-        return {"*.table"}
+        """Return the names of the embedding tables, which timm's optimizers then exclude from weight decay.
+
+        Also a pattern for their names in torch.compile and DistributedDataParallel, which put a prefix before names.
+        """
+        return {"*table"}.union(name for name, _ in self.named_parameters() if name.endswith("table"))
 
 
 class LambdaResNet(ResNetBase):

@@ -49,11 +49,11 @@ def replace_convolutions(
         got = f"{type(model).__name__} and {make_layer!r}"
         raise InputError(f"model must be a network, and make_layer a function of a convolution; got {got}")
     modules = dict(model.named_modules(remove_duplicate=False))  # a module may have several names
-    inside = tuple(f"{name}." for name, module in modules.items() if isinstance(module, LambdaBase))  # projections
+    inside = tuple(f"{name}." for name, module in modules.items() if name and isinstance(module, LambdaBase))
     convolutions = {
         name: module
         for name, module in modules.items()
-        if isinstance(module, Convolution) and not name.startswith(inside)
+        if isinstance(module, Convolution) and not name.startswith(inside)  # not the projections of lambda layers
     }
     selected = _select(where, convolutions, model)
     replacements = {each: make_layer(each) for each in dict.fromkeys(convolutions[name] for name in selected)}

@@ -192,34 +192,45 @@ def adapt_weights(
     Weights of RGB images are summed for one channel and repeated for others, as in timm. Embedding tables of another
     scope are interpolated. A message on stderr says which layers are random or interpolated.
 
-    new_heads: whether the last layers keep their random weights; default None for those that differ from the file's.
+    new_heads: whether the last layers keep their random weights; default None if the file has none or in other shapes.
     is_part: leave out what the model lacks, as a detector's backbone lacks a classifier.
     """
     state = model.state_dict()
     weights = match_names(weights, state, source)
     if is_part:
         weights = {name: weights[name] for name in state if name in weights}
-    heads = tuple(f"{name}." for name in getattr(model, "HEADS", ()) or module_names(model, "classifier"))
+    heads = tuple(f"{name}." for name in _last_layers(model))
     own = {name: tensor for name, tensor in state.items() if name.startswith(heads)}
-    differs = any(name not in weights or weights[name].shape != own[name].shape for name in own)
-    if new_heads or (new_heads is None and differs):
+    if new_heads is None:
+        new_heads = own.keys().isdisjoint(weights) or any(
+            weights[name].shape != own[name].shape for name in own.keys() & weights.keys()
+        )
+    if new_heads:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(heads)} | own
         if own:
             echo(f"{source}: the last layer has random weights, as the file has other classes or none", file=sys.stderr)
-    for first in module_names(model, "first_conv"):
-        for name in state.keys() & weights.keys():
-            if EXTRACTORS.sub("", name) == f"{first}.weight" and weights[name].shape[1] == 3:
-                weights[name] = adapt_input_conv(state[name].shape[1], weights[name].float())
+    firsts = {f"{name}.weight" for name in module_names(model, "first_conv")}
+    for name in state.keys() & weights.keys():
+        channels, channels_of_file = state[name].shape[1:2], weights[name].shape[1:2]
+        if EXTRACTORS.sub("", name) in firsts and channels != channels_of_file == (3,):
+            weights[name] = adapt_input_conv(channels[0], weights[name].float())
     scopes = set()
     for name, layer in model.named_modules():
         table = weights.get(f"{name}.table")
-        if isinstance(layer, RelativeEmbedding) and table is not None and table.dim() == layer.table.dim():
+        if isinstance(layer, RelativeEmbedding) and table is not None and layer.differs_in_scope(table):
             weights[f"{name}.table"] = layer.resized(table, layer.scope)
-            if table.shape != layer.table.shape:
-                scopes.add(layer.scope)
+            scopes.add(layer.scope)
     if scopes:
         echo(f"{source}: embedding tables are interpolated to scope {', '.join(map(str, scopes))}", file=sys.stderr)
     return weights
+
+
+def _last_layers(model: Any) -> tuple[str, ...]:
+    """Return the modules whose outputs are those of the classes."""
+    if names := getattr(model, "HEADS", ()) or module_names(model, "classifier"):
+        return tuple(names)
+    last = model.get_classifier() if hasattr(model, "get_classifier") else None  # of a task of one's own
+    return tuple(name for name, module in model.named_modules() if module is last)
 
 
 def module_names(model: Any, key: str) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """Starts and resumes training runs, and writes the run folder."""
 
+import contextlib
+import io
 import logging
 import sys
 import timeit
@@ -200,7 +202,8 @@ def open_task(recipe: TrainingRecipe, world: World, folder: Path | None = None) 
     task.model = build_model(recipe, len(task.classes))
     task.checkpoint = find_resumable(folder / "checkpoints", task) if folder is not None else None
     if task.checkpoint is None and recipe.weights is not None:
-        task.initial_weights = load_initial_weights(task.model, recipe.weights, task.classes)
+        with contextlib.redirect_stderr(io.StringIO()) if world.rank else contextlib.nullcontext():
+            task.initial_weights = load_initial_weights(task.model, recipe.weights, task.classes)
     return task
 
 
