@@ -111,7 +111,9 @@ def _product_weights(projections: Sequence[Any], dim: int) -> list[Tensor]:
             return []
         parameters = projection._parameters  # without weights in replicas of DataParallel and in FSDP
         weight = parameters.get("weight")
-        if weight is None or parameters["bias"] is not None or is_traceable_wrapper_subclass(weight):
+        if weight is None or parameters["bias"] is not None:
+            return []
+        if type(weight) is not nn.Parameter and is_traceable_wrapper_subclass(weight):  # quantized, for example
             return []
         if weight.shape[1] != dim or weight.shape[2:].numel() > 1:  # with groups, or a kernel of several positions
             return []
