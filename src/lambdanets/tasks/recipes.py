@@ -61,6 +61,9 @@ class CocoRecipe(TrainingRecipe, Normalization):
 
     PATHS: ClassVar[tuple[str, ...]] = ("data", "images", "validation_data", "validation_images", "weights")
 
+    batch_size: Count = 8
+    warmup_epochs: NonNegative = 1.0
+
     data: str = ""
     """Training annotations: a JSON file in COCO format, or 'digits' for scanned digits scattered over images."""
     images: str | None = ""
@@ -97,9 +100,7 @@ class DetectionRecipe(CocoRecipe, DetectorArchitecture):
     task: ClassVar[str] = "detection"
 
     epochs: Count = 12
-    batch_size: Count = 8
     learning_rate: NonNegative = 0.02
-    warmup_epochs: NonNegative = 1.0
     weight_decay: NonNegative = 4e-5
 
     max_objects: PositiveInt = 300
@@ -119,10 +120,8 @@ class SegmentationRecipe(CocoRecipe):
     model: str = "lambda_unet_small"
     """Model name: a U-Net of this package, or a model in timm's registry with one output per class and pixel."""
     epochs: Count = 30
-    batch_size: Count = 8
     optimizer: Optimizer = "adamw"
     learning_rate: NonNegative = 0.002
-    warmup_epochs: NonNegative = 1.0
     weight_decay: NonNegative = 0.01
 
     image_size: Annotated[int, Field(ge=32, le=10_000)] = 256
