@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
-from lambdanets.data.pixels import convert_image, convert_pixels, to_image
+from lambdanets.data.pixels import convert_image, convert_pixels, to_8_bits
 from lambdanets.data.tiff import HEADERS as TIFF_HEADERS
 from lambdanets.data.tiff import read_tiff
 from lambdanets.errors import EXTRAS, InputError, one_line
@@ -90,7 +90,7 @@ def read_image(
             content = read_tiff(file, channel, check_size) if header in TIFF_HEADERS else None
             if content is not None:
                 pixels, orientation = content
-                image = to_image(pixels, stretch)
+                image = Image.fromarray(to_8_bits(pixels, stretch))
             else:
                 stored = file if is_image else Image.open(file, formats=FORMATS)
                 check_size(*stored.size)

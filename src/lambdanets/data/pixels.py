@@ -50,7 +50,7 @@ def convert_pixels(pixels: np.ndarray, channel: int | None = None, stretch: bool
         raise ValueError(f"its dtype must be uint8, uint16 or floating point, got {pixels.dtype}")
     pixels = pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels
     pixels = composite_on_white(pixels) if pixels.shape[2:] in ((2,), (4,)) else pixels
-    return to_image(select_channel(pixels, channel), stretch)
+    return Image.fromarray(to_8_bits(select_channel(pixels, channel), stretch))
 
 
 def _deep_pixels(image: Image.Image) -> np.ndarray | None:
@@ -118,11 +118,6 @@ def check_channel(channel: int, count: int) -> None:
     """Raise ValueError if an image of `count` channels or planes does not have this one."""
     if not 0 <= channel < count:
         raise ValueError(f"channel must be below {count}, its number of channels or planes, got {channel}")
-
-
-def to_image(pixels: np.ndarray, stretch: bool = False) -> Image.Image:
-    """Convert pixels (H, W) or (H, W, 3) of any dtype to an image of mode "L" or "RGB". stretch: as in `to_8_bits`."""
-    return Image.fromarray(np.ascontiguousarray(to_8_bits(pixels, stretch)))
 
 
 def to_8_bits(pixels: np.ndarray, stretch: bool = False) -> np.ndarray:
