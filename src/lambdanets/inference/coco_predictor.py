@@ -13,7 +13,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.batches import Batches
+from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.coco.annotations import AnnotatedImage, AnnotatedImages, Category
 from lambdanets.data.coco.images import image_to_tensor, open_annotated, without_target
 from lambdanets.data.coco.scattered_digits import open_digits
@@ -53,7 +53,7 @@ class CocoPredictor(Predictor):
         """Predict on images; those with a side of more than two tiles are divided. Arguments: see `predict`."""
         side, sizes = self.tile_side(tile_size), [tuple(transforms.get_size(image)) for image in images]
         whole = [image_to_tensor(image) for image, size in zip(images, sizes, strict=True) if not is_tiled(size, side)]
-        predicted = iter(self.infer_tensors(whole))
+        predicted = iter(self.infer_tensors(whole) if whole else [])
         return [
             self.merge_tiles(predict_tiles(image, side, batch_size, self.infer_tensors), size)
             if is_tiled(size, side)
@@ -87,12 +87,24 @@ class CocoPredictor(Predictor):
     def batches(self, **options: Any) -> Batches:
         return Batches(self.images, without_target, **options)
 
-    @torch.compiler.set_stance("force_eager")  # images differ in size
+    # images differ in size, and --compile would compile the model again for many sizes
+    @torch.compiler.set_stance("force_eager")
+    def measure(self, batch: Batch) -> list[Any]:
+        """Return (index, *`compare`) of each image. All predictions of a batch are in memory."""
+        found = zip(batch.indices.tolist(), self.infer(batch.images), strict=True)
+        return [(index, *self.compare(prediction, self.images.images[index])) for index, prediction in found]
+
+    @abstractmethod
+    def compare(self, prediction: Any, annotated: AnnotatedImage) -> tuple[Any, ...]:
+        """Return what `score` needs of an image, from its prediction and its annotations."""
+
+    @torch.compiler.set_stance("force_eager")  # as in `measure`
     def draw(self, evaluation: Evaluation, folder: Path) -> None:
         """Draw evenly spaced images with their annotations, and with their predictions, in predictions.png."""
         indices = [index for index, *_ in evaluation.measures]
         positions = np.linspace(0, len(indices) - 1, min(len(indices), MAX_DRAWN)).astype(int)
-        rows = [self.render(*self.images.load(indices[position])) for position in positions]
+        loaded = (self.images.load(indices[position]) for position in positions)
+        rows = [self.render(*pair, *self.infer(pair[:1])) for pair in loaded]
         heights = [min(7 * truth.height / truth.width, 20) for truth, _ in rows]
         figure = new_figure(14, 0.5 + sum(heights))
         axes = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
@@ -104,7 +116,7 @@ class CocoPredictor(Predictor):
         save_figure(figure, folder / SHEET)
 
     @abstractmethod
-    def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
+    def render(self, image: Image, annotated: AnnotatedImage, prediction: Any) -> tuple[Image, Image]:
         """Return drawings of the annotations of an image, and of its prediction."""
 
 

@@ -9,12 +9,11 @@ import torch
 from PIL.Image import Image, fromarray
 from torch import Tensor
 
-from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.segmentations import CroppedMask
 from lambdanets.files import atomic_write
 from lambdanets.inference.coco_predictor import CocoPredictor
-from lambdanets.inference.coco_scores import METRICS, coco_results, evaluate_results
+from lambdanets.inference.coco_scores import METRICS, Result, coco_results, evaluate_results
 from lambdanets.inference.detections import COLUMNS, MASK_THRESHOLD, MIN_SCORE, Detections, measure_objects
 from lambdanets.inference.figures import draw_ground_truth, overlay
 from lambdanets.inference.model_card import DetectorArchitecture, DetectorCard
@@ -60,8 +59,7 @@ class Detector(CocoPredictor):
         return model
 
     def infer_tensors(self, images: Sequence[Tensor]) -> list[Detections]:
-        all_outputs = self.outputs(images) if images else []
-        return [Detections.from_outputs(outputs, self.classes) for outputs in all_outputs]
+        return [Detections.from_outputs(outputs, self.classes) for outputs in self.outputs(images)]
 
     def merge_tiles(self, tiles: Iterator[tuple[slice, slice, Detections]], size: tuple[int, int]) -> Detections:
         """Memory: 4 bytes per pixel of the image, the cropped masks of all objects, and that for a batch of tiles."""
@@ -116,14 +114,8 @@ class Detector(CocoPredictor):
             "results.json"
         )
 
-    def measure(self, batch: Batch) -> list[Any]:
-        """Return (index, COCO results) of each image. All masks of a batch are in memory."""
-        detections = self.infer(batch.images)
-        annotated, category_ids = self.images.images, self.card.category_ids
-        return [
-            (index, coco_results(found, annotated[index].id, category_ids))
-            for index, found in zip(batch.indices.tolist(), detections, strict=True)
-        ]
+    def compare(self, prediction: Detections, annotated: AnnotatedImage) -> tuple[list[Result]]:
+        return (coco_results(prediction, annotated.id, self.card.category_ids),)
 
     def score(self, measures: list[Any]) -> Evaluation:
         results = [result for _, found in measures for result in found]
@@ -146,7 +138,6 @@ class Detector(CocoPredictor):
         write_json(folder / "results.json", results, None)
         super().write_evaluation(evaluation, folder)
 
-    def render(self, image: Image, annotated: AnnotatedImage) -> tuple[Image, Image]:
-        (found,) = self.infer([image])
+    def render(self, image: Image, annotated: AnnotatedImage, prediction: Detections) -> tuple[Image, Image]:
         truth = draw_ground_truth(image, annotated, self.classes)
-        return truth, overlay(image, *found.label_image(MIN_SCORE))
+        return truth, overlay(image, *prediction.label_image(MIN_SCORE))

@@ -10,7 +10,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import normalize
 
-from lambdanets.data.batches import Batch
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import make_semantic_mask
 from lambdanets.files import atomic_write
@@ -18,7 +17,7 @@ from lambdanets.inference.coco_predictor import CocoPredictor
 from lambdanets.inference.figures import overlay_classes
 from lambdanets.inference.model_card import SegmenterCard
 from lambdanets.inference.predictor import Evaluation, format_score, save_image
-from lambdanets.inference.segmentation_scores import SCORES, count_image, summarize
+from lambdanets.inference.segmentation_scores import SCORES, ImageCounts, count_image, summarize
 from lambdanets.inference.tiles import blend_tiles
 from lambdanets.models import create_model
 from lambdanets.terminal import csv_table, plural, text_table
@@ -72,17 +71,16 @@ class Segmenter(CocoPredictor):
         """Segment images at their own resolution, in one forward pass if all have the same size."""
         have_one_size = len({image.shape for image in images}) == 1
         batches = [torch.stack([*images])] if have_one_size else [image[None] for image in images]
-        return [self._segmentation(found) for batch in batches for found in self._probabilities(batch)]
+        device, found = next(self.model.parameters()).device, list[Segmentation]()
+        for batch in batches:
+            inputs = normalize(batch.to(device), [*self.card.mean], [*self.card.std])
+            probabilities = self.finite_outputs(inputs.contiguous(memory_format=torch.channels_last)).softmax(1)
+            found += map(self._segmentation, probabilities.cpu())
+        return found
 
     def merge_tiles(self, tiles: Iterator[tuple[slice, slice, Segmentation]], size: tuple[int, int]) -> Segmentation:
         maps = ((rows, columns, tile.probabilities) for rows, columns, tile in tiles)
         return self._segmentation(blend_tiles(maps, (len(self.classes), *size)))
-
-    def _probabilities(self, images: Tensor) -> Tensor:
-        """Return the probabilities (B, classes, H, W) of images (B, 3, H, W), as float32 on the CPU."""
-        images = images.to(next(self.model.parameters()).device)
-        images = normalize(images, [*self.card.mean], [*self.card.std]).contiguous(memory_format=torch.channels_last)
-        return self.finite_outputs(images).softmax(1).cpu()
 
     def _segmentation(self, probabilities: Tensor) -> Segmentation:
         return Segmentation(probabilities.contiguous(), probabilities.argmax(0).byte(), self.classes)
@@ -112,15 +110,8 @@ class Segmenter(CocoPredictor):
         atomic_write(out / "classes.csv", csv_table([COLUMNS, *table]))
         return plural(len(rows), "image")
 
-    # images differ in size, and --compile would compile the model again for many sizes
-    @torch.compiler.set_stance("force_eager")
-    def measure(self, batch: Batch) -> list[Any]:
-        """Return (index, *`ImageCounts`) of each image. Only images of equal size share a forward pass."""
-        annotated, count = self.images.images, len(self.classes)
-        return [
-            (index, *count_image(found.labels.numpy(), make_semantic_mask(annotated[index]), count))
-            for index, found in zip(batch.indices.tolist(), self.infer(batch.images), strict=True)
-        ]
+    def compare(self, prediction: Segmentation, annotated: AnnotatedImage) -> ImageCounts:
+        return count_image(prediction.labels.numpy(), make_semantic_mask(annotated), len(self.classes))
 
     def score(self, measures: list[Any]) -> Evaluation:
         scores = summarize(((pixels, f1s) for _, pixels, f1s in measures), self.classes)
@@ -133,7 +124,8 @@ class Segmenter(CocoPredictor):
             counts=plural(len(measures), "image"),
         )
 
-    def render(self, image: Image.Image, annotated: AnnotatedImage) -> tuple[Image.Image, Image.Image]:
-        (predicted,) = self.infer([image])
+    def render(
+        self, image: Image.Image, annotated: AnnotatedImage, prediction: Segmentation
+    ) -> tuple[Image.Image, Image.Image]:
         target = make_semantic_mask(annotated)
-        return overlay_classes(image, target), overlay_classes(image, predicted.labels.numpy())
+        return overlay_classes(image, target), overlay_classes(image, prediction.labels.numpy())
