@@ -101,17 +101,16 @@ class Detections:
         completely covered are left out, and labels are consecutive, in descending order of score. The dtype is uint16,
         or int32 for more than 65,535 objects.
         """
-        scores = self.scores.numpy()
-        order = np.argsort(-scores, kind="stable")
-        order = order[scores[order] >= min_score]
+        objects = self.above(min_score)
+        objects = objects.select(objects.scores.argsort(descending=True, stable=True).tolist())
         image = np.zeros(self.size, np.int32)
-        for number in range(len(order), 0, -1):
-            top, left, mask = self.crops[order[number - 1]]
+        for number in range(len(objects), 0, -1):
+            top, left, mask = objects.crops[number - 1]
             image[top : top + mask.shape[0], left : left + mask.shape[1]][mask] = number
         visible = np.bincount(image.ravel())[1:].nonzero()[0]
-        labels = np.zeros(len(order) + 1, np.uint16 if len(visible) < 2**16 else np.int32)
+        labels = np.zeros(len(objects) + 1, np.uint16 if len(visible) < 2**16 else np.int32)
         labels[visible + 1] = np.arange(1, len(visible) + 1)
-        return labels[image], self.select(order[visible].tolist())
+        return labels[image], objects.select(visible.tolist())
 
     def __repr__(self) -> str:
         objects = zip(self.class_names, self.scores.tolist(), strict=True)
