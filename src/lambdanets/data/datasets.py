@@ -90,7 +90,11 @@ def open_splits(
     with 1 image or a set with 1 shard that must be divided, and for a number of training images that is not possible.
     """
     train, validation, left_out = _open(data, root)
-    _check_classes(train)
+    # of shards, all would be read to find the classes that are used
+    used = range(len(train.classes)) if isinstance(train, ShardedImages) else sorted(set(train.labels))
+    if len(used) < 2:
+        got = f"only '{train.classes[used[0]]}'" if used else "images without classes"
+        raise InputError(f"{train.source} must have images of at least 2 classes, got {got}")
     source, test, held_out = train.source, None, ""
     if validation is None:
         train, validation, source = _hold_out(train, source, validation_share, seed)
@@ -216,14 +220,6 @@ def _open_timm_split(data: str, root: str | None, split: str) -> ImageFiles:
         raise InputError(f"timm cannot open the dataset '{data}' (split '{split}'): {one_line(error)}") from error
     indices = range(max([-1, *names, *labels]) + 1)
     return dataset_images(items, labels, tuple(names.get(index, str(index)) for index in indices), f"{data}/{split}")
-
-
-def _check_classes(train: LabeledImages) -> None:
-    # of shards, all would be read to find the classes that are used
-    numbers = range(len(train.classes)) if isinstance(train, ShardedImages) else sorted(set(train.labels))
-    if len(numbers) < 2:
-        got = f"only '{train.classes[numbers[0]]}'" if numbers else "images without classes"
-        raise InputError(f"{train.source} must have images of at least 2 classes, got {got}")
 
 
 def _hold_out(images: LabeledImages, source: str, size: float, seed: int) -> tuple[LabeledImages, LabeledImages, str]:
