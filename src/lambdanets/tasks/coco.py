@@ -1,19 +1,13 @@
 """The base class of the tasks on COCO-format annotations."""
 
 import hashlib
-from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from PIL.Image import Image
-from torch import Tensor
-
-from lambdanets.data.batches import Batches
-from lambdanets.data.coco.annotations import AnnotatedImage, AnnotatedImages
-from lambdanets.data.coco.images import Target, open_annotated
+from lambdanets.data.coco.annotations import AnnotatedImages
+from lambdanets.data.coco.images import open_annotated
 from lambdanets.data.coco.scattered_digits import open_digits
 from lambdanets.data.order import permutation
 from lambdanets.errors import InputError
@@ -69,14 +63,6 @@ class CocoTask(Task):
                 card = read_model(find_weights(recipe.weights))[1]
                 recipe = replace(recipe, stretch=card is not None and card.stretch)
         return recipe
-
-    @staticmethod
-    @abstractmethod
-    def augment(image: Image, annotated: AnnotatedImage, recipe: Any) -> tuple[Tensor, Target]:
-        """Return a random crop of an image and its target; a function of a module, which spawned workers unpickle."""
-
-    def batches(self, **options: Any) -> Batches:
-        return Batches(self.training, partial(self.augment, recipe=self.recipe), **options)
 
     def provenance(self) -> dict[str, Any]:
         data, validation_data = self.recipe.data, self.recipe.validation_data or self.recipe.data

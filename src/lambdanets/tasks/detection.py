@@ -1,6 +1,7 @@
 """The detection task: data, augmentation, model and losses."""
 
 import random
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -96,10 +97,12 @@ class DetectionTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", *LOSS_NAMES.values())
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = tuple(METRICS)
     BEST_METRIC: ClassVar[str] = "segm_AP"
-    augment = staticmethod(augment)
 
     recipe: DetectionRecipe
     model: MaskRCNN
+
+    def batches(self, **options: Any) -> Batches:
+        return Batches(self.training, partial(augment, recipe=self.recipe), **options)
 
     def largest_example(self, batches: Batches) -> tuple[Tensor, Target]:
         """Return the image with the most objects, as large as others can make it by padding.

@@ -1,7 +1,8 @@
 """The segmentation task: data, augmentation, model and loss."""
 
 import random
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as transforms
 
-from lambdanets.data.batches import Batch
+from lambdanets.data.batches import Batch, Batches
 from lambdanets.data.coco.annotations import AnnotatedImage
 from lambdanets.data.coco.images import IGNORED, SEMANTIC_MASK, Target, image_to_tensor, make_semantic_mask
 from lambdanets.errors import InputError
@@ -57,9 +58,11 @@ class SegmentationTask(CocoTask):
     TRAINING_METRICS: ClassVar[tuple[str, ...]] = ("loss", "cross_entropy", "dice_loss")
     VALIDATION_METRICS: ClassVar[tuple[str, ...]] = SCORES
     BEST_METRIC: ClassVar[str] = "dice"
-    augment = staticmethod(augment)
 
     recipe: SegmentationRecipe
+
+    def batches(self, **options: Any) -> Batches:
+        return Batches(self.training, partial(augment, recipe=self.recipe), **options)
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         logits = self.model(torch.stack(batch.images).contiguous(memory_format=torch.channels_last))
