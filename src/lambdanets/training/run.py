@@ -33,7 +33,7 @@ from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals, uninterrupted
 from lambdanets.terminal import echo, plural
-from lambdanets.training.callbacks import BEST, Checkpoints, Interrupted, RunLog
+from lambdanets.training.callbacks import BEST, LAST, Checkpoints, Interrupted, RunLog
 from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
 from lambdanets.training.distributed import World, all_gather_lists, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
@@ -246,9 +246,9 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
         model.compile()
     timer = Timer()
     log = RunLog(folder, task)
-    ema = EMA(recipe.ema_decay) if recipe.ema_decay is not None else None
+    ema = [EMA(recipe.ema_decay)] if recipe.ema_decay is not None else []
     # order: EMA and metrics must update their state before a checkpoint is written
-    callbacks = [*([ema] if ema else []), log, timer, Checkpoints(folder / "checkpoints", task, training, log)]
+    callbacks = [*ema, log, timer, Checkpoints(folder / "checkpoints", task, training, log)]
     trainer = _make_trainer(recipe, folder, callbacks, world, training.batch_slice.accumulation_steps)
     check_signals()
     # also in a program without handlers, where Lightning would end the process in the middle of a step
@@ -257,8 +257,6 @@ def _train(task: Task, training: Batches, validation: Batches, folder: Path, wor
             trainer.fit(module, training, validation, ckpt_path=task.checkpoint)
         except Interrupted:
             raise KeyboardInterrupt from None
-    if ema:  # the superclass copies it too, but not if this process resumed a run that had finished training
-        ema._copy_average_to_current(module)
     # the other ranks wait: if rank zero fails here, torchrun can restart all ranks
     broadcast_from_rank_zero(lambda: finish(task, folder, log, timer.time_elapsed("train"), world.world_size))
 
@@ -316,9 +314,8 @@ def _ddp_strategy(model: str) -> DDPStrategy:
 
 def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> None:
     """Write the weights of the trained model, or of the best epoch; evaluate it; write figures, at last result.json."""
-    if task.patience:
-        best = folder / "checkpoints" / BEST
-        load_tensors(task.model, read_weights(best)[0], str(best))
+    checkpoint = folder / "checkpoints" / (BEST if task.patience else LAST)  # with an EMA, its weights
+    load_tensors(task.model, read_weights(checkpoint)[0], str(checkpoint))
     task.model.to(resolve_device()).eval()  # Lightning moves the model to the CPU at the end
     save_weights(folder / WEIGHTS, task.model, task.card().without_paths().to_json())
     recipe, evaluator = task.recipe, task.evaluator(task.validation if task.test is None else task.test)
