@@ -14,7 +14,7 @@ CORE = ROOT / "src/lambdanets"
 # Folders import only from the folders after them; "" is the root of the package, whose entry points are free.
 ORDER = ("cli", "recipes", "tasks", "training", "inference", "data", "models", "adoption", "layers", "ops", "")
 ENTRY_POINTS = ("__init__.py", "__main__.py", "_timm.py")
-MAX_LINES = {"core": 15_569, "lab": 7_615, "native": 1_856, "everything": 26_649, "tests": 16_353}
+MAX_LINES = {"core": 15_578, "lab": 7_615, "native": 1_856, "everything": 26_658, "tests": 16_360}
 MAX_FILES_OF_FORWARD, MAX_CALLS_OF_FORWARD = 6, 50  # the chosen algorithm depends on the processor
 
 FORWARD = """

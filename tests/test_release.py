@@ -14,8 +14,9 @@ release = load_script("dev/release.py")
 
 def test_workflows_are_valid_yaml():
     workflows = sorted(Path(__file__).parents[1].glob(".github/workflows/*.yml"))
+    if not workflows:
+        pytest.skip("a source distribution has no workflows")
     assert all(yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"] for path in workflows)
-    assert len(workflows) == 3
 
 
 def test_release_needs_one_version_and_a_clean_tree(tmp_path, monkeypatch):

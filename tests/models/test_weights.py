@@ -109,6 +109,14 @@ def test_weights_are_finite_in_the_dtype_of_the_model_except_where_its_own_are_i
     load_tensors(masked, masked.state_dict(), "mask")
 
 
+def test_a_compiled_model_takes_weights_with_and_without_its_prefix():
+    model = torch.nn.Linear(2, 2)
+    compiled, expected = torch.compile(torch.nn.Linear(2, 2)), model.state_dict()
+    load_tensors(compiled, expected, "plain")
+    assert compiled.weight.equal(model.weight)
+    load_tensors(model, compiled.state_dict(), "compiled")
+
+
 def test_checkpoint_path_is_read_like_pretrained(model, tmp_path):
     path = tmp_path / "checkpoint.pth"
     torch.save({f"module.{name}": tensor for name, tensor in model.state_dict().items()}, path)

@@ -2,15 +2,14 @@
 
 import json
 import multiprocessing
-import os
 import shutil
 import signal
+import sys
 from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
-from lambdanets.cli import main
 from scripts import load_script
 
 script = load_script("experiments/kills.py")
@@ -20,12 +19,10 @@ def fork(arguments, log, kill=None):
     """`start` in a fork of this process, which saves the time of imports."""
 
     def run():
-        with log.open("wb") as file:
-            for descriptor in (1, 2):
-                os.dup2(file.fileno(), descriptor)
+        sys.stdout = sys.stderr = log.open("w", buffering=1)
         script.run_child(json.dumps(None if kill is None else asdict(kill)), arguments)
 
-    process = multiprocessing.get_context("fork").Process(target=run)
+    process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
     process.start()
     return SimpleNamespace(wait=lambda limit: process.join(limit) or process.exitcode)
 
@@ -33,13 +30,14 @@ def fork(arguments, log, kill=None):
 @pytest.mark.forks
 @pytest.mark.slow
 def test_killed_run_resumes_bit_identically(two_classes, tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "start", fork)
     reference = tmp_path / "reference/run"
     reference.parent.mkdir()
     command = script.Command(
         f"train digits --data {two_classes} {script.TRAIN} --run {{}}", "last.ckpt", ("result.json",)
     )
-    assert main(command.arguments.format(reference).split()) == 0
+    code, _, output = script.run(command.arguments.format(reference).split(), tmp_path / "log")
+    assert code == 0, output
+    monkeypatch.setattr(script, "start", fork)
     kills = [
         script.Kill(signal.SIGKILL, event=script.HALF_FILE),  # recipe.json
         script.Kill(signal.SIGKILL, event=script.RENAME, count=5),  # of the second last.ckpt

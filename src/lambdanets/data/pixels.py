@@ -45,6 +45,7 @@ def convert_pixels(pixels: np.ndarray, channel: int | None = None, stretch: bool
 
     Raises ValueError as `convert_image`, and for integers that no files have: they may be 8-bit values.
     """
+    pixels = np.asarray(pixels)  # of a masked array, all values
     kind, num_bytes = pixels.dtype.kind, pixels.dtype.itemsize
     if kind not in "buif" or pixels.dtype == np.int8 or (kind in "ui" and num_bytes > (4 if pixels.ndim == 2 else 2)):
         raise ValueError(f"its dtype must be uint8, uint16 or floating point, got {pixels.dtype}")

@@ -74,8 +74,8 @@ class Segmenter(CocoPredictor):
         device, found = next(self.model.parameters()).device, list[Segmentation]()
         for batch in batches:
             inputs = normalize(batch.to(device), [*self.card.mean], [*self.card.std])
-            probabilities = self.finite_outputs(inputs.contiguous(memory_format=torch.channels_last)).softmax(1)
-            found += map(self._segmentation, probabilities.cpu())
+            probabilities = self.finite_outputs(inputs.contiguous(memory_format=torch.channels_last)).softmax(1).cpu()
+            found += map(self._segmentation, probabilities)
         return found
 
     def merge_tiles(self, tiles: Iterator[tuple[slice, slice, Segmentation]], size: tuple[int, int]) -> Segmentation:

@@ -56,7 +56,7 @@ def create_model(
             "cifar10", or the path of a run folder, a .safetensors file or a checkpoint, also of other training code;
             a classifier of this name gives the default options. True for the weights of the folder, the hub or timm.
         num_classes: number of classes; 0 for no classifier. Default None for that of the folder, hub or trained model,
-            or else 1000, or 2 for a U-Net. A trained model with another number, or none, gets a random classifier.
+            or else 1000, or 2 for a U-Net. For another number than the weights have, the classifier is random.
         overrides: constructor arguments of the model, such as scope=7, drop_path_rate=0.1, in_chans=1 or
             features_only=True. As in timm, weights of RGB images are summed for in_chans=1 and repeated for others.
             Embedding tables of weights with another scope are interpolated.

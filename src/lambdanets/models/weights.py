@@ -163,7 +163,8 @@ def match_names(weights: dict[str, Tensor], names: Collection[str], source: str)
     Names may also differ as those of timm's networks with features_only=True do: underscores for points, and a prefix.
     """
     weights = {_WRAPPERS.sub("", name): tensor for name, tensor in weights.items()}
-    own = {EXTRACTORS.sub("", name).replace("_", "."): name for name in names} | {name: name for name in names}
+    own = {EXTRACTORS.sub("", name).replace("_", "."): name for name in names}
+    own |= {_WRAPPERS.sub("", name): name for name in names}
 
     def own_name(name: str) -> str | None:
         return own.get(name) or own.get(name.replace("_", "."))

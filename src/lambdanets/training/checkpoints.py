@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor
 
 from lambdanets.errors import InputError, one_line
 from lambdanets.files import atomic_write
@@ -27,6 +28,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         atomic_write(Path(path), content.getbuffer())
 
 
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """`read_weights` of a checkpoint of a run, with its checksums, which torch.load does not verify."""
+    content = read_weights(path)
+    with zipfile.ZipFile(path) as archive:
+        if member := archive.testzip():
+            raise InputError(f"the checksum of {member} in {path} is wrong")
+    return content
+
+
 def find_resumable(folder: Path, task: Task) -> Path | None:
     """Return the last checkpoint of a run; None if there is none. The task gets its weights and its position.
 
@@ -39,10 +49,7 @@ def find_resumable(folder: Path, task: Task) -> Path | None:
     if (folder / BEST).is_file():
         advice = f"replace it by a copy of {BEST} to resume from that epoch, or {advice}"
     try:
-        tensors, state = read_weights(path)
-        with zipfile.ZipFile(path) as archive:
-            if member := archive.testzip():  # torch.load does not verify checksums
-                raise InputError(f"the checksum of {member} in it is wrong")
+        tensors, state = read_checkpoint(path)
         saved = parse_recipe(json.loads(state["lambdanets"])["recipe"], path)  # of the model card
         position = state["callbacks"][Checkpoints.state_key]
         fingerprint = position["data"]

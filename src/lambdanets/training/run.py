@@ -28,13 +28,13 @@ from lambdanets.errors import InputError, first_few
 from lambdanets.files import RECIPE, RESULT
 from lambdanets.inference.figures import new_figure, save_figure
 from lambdanets.models.factory import list_models
-from lambdanets.models.weights import WEIGHTS, load_tensors, packaged_models, read_weights, save_weights, weights_in
+from lambdanets.models.weights import WEIGHTS, load_tensors, packaged_models, save_weights, weights_in
 from lambdanets.provenance import provenance
 from lambdanets.records import read_json, write_json
 from lambdanets.signals import check_signals, handle_signals, uninterrupted
 from lambdanets.terminal import echo, plural
 from lambdanets.training.callbacks import BEST, LAST, Checkpoints, Interrupted, RunLog
-from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable
+from lambdanets.training.checkpoints import AtomicCheckpointIO, find_resumable, read_checkpoint
 from lambdanets.training.distributed import World, all_gather_lists, broadcast_from_rank_zero, process_group
 from lambdanets.training.initial_weights import build_model, load_initial_weights
 from lambdanets.training.micro_batches import Trial, choose_micro_batch
@@ -315,7 +315,7 @@ def _ddp_strategy(model: str) -> DDPStrategy:
 def finish(task: Task, folder: Path, log: RunLog, seconds: float, processes: int) -> None:
     """Write the weights of the trained model, or of the best epoch; evaluate it; write figures, at last result.json."""
     checkpoint = folder / "checkpoints" / (BEST if task.patience else LAST)  # with an EMA, its weights
-    load_tensors(task.model, read_weights(checkpoint)[0], str(checkpoint))
+    load_tensors(task.model, read_checkpoint(checkpoint)[0], str(checkpoint))
     task.model.to(resolve_device()).eval()  # Lightning moves the model to the CPU at the end
     save_weights(folder / WEIGHTS, task.model, task.card().without_paths().to_json())
     recipe, evaluator = task.recipe, task.evaluator(task.validation if task.test is None else task.test)
