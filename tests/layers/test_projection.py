@@ -113,7 +113,7 @@ def test_weights_of_a_quantized_type_are_not_merged():
         def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
             if operation is torch.ops.aten.detach.default:
                 return Quantized(args[0].tensor)
-            raise NotImplementedError(f"{operation} of quantized weights")
+            raise TypeError(f"{operation} does not take quantized weights")
 
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
